@@ -62,7 +62,7 @@ class Benchmark:
 
 def _split(mps: str) -> Benchmark:
     words = f"http --mode e_p {_SUSTAINED} --workloads tile@128 page@48"
-    return Benchmark(words, 150, environment={"CUDA_MPS": mps})
+    return Benchmark(words, 150, environment={"TESSERA_CUDA_MPS": mps})
 
 
 def _beside_vllm(words: str, seconds: float, family: str = "llama_nemotron_vl") -> Benchmark:

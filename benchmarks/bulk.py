@@ -1,10 +1,11 @@
-"""``python -m benchmarks.bulk``: ``tessera embed`` beside the engines, a service and ``vllm run-batch``.
+"""``python -m benchmarks.bulk``: ``tessera embed`` beside the engines, a program, a service and vLLM.
 
 Every part embeds the same lines of an OpenAI batch, one after the other: texts and images as conversations,
 so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window
 behind the first ``--warm`` seconds of work, by what each program says of its own progress. ``vllm run-batch``
 has no such window: it begins with all lines at once and ends most of them together, so its rate is that of
-all lines, from when its model is loaded, or of those that it answered in ``--vllm-seconds``.
+all lines, from when its model is loaded, or of those that it answered in ``--vllm-seconds``. ``python`` reads
+the lines one by one and embeds them by ``tessera.Embedder``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.in_process import sustained
 from benchmarks.proc import below
 from benchmarks.service import NAME, Deployment, service
+from tessera import Embedder
 from tessera.models import family_of, open_model
 from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 
-PARTS: Final = ("engine", "embed", "split", "url", "vllm")
+PARTS: Final = ("engine", "embed", "python", "split", "url", "vllm")
 HEADER: Final = ("part", "workload", "items/s", "cores", "limit", "GPU %", "MHz", "W")
 _PDF_PAGES: Final = 50
 _LIMIT_SECONDS: Final = 300.0
@@ -143,6 +145,29 @@ def embed(source: Path, out: Path, flags: Sequence[str], count: int, warm: float
         raise RuntimeError(f"tessera embed ended with {status}: {''.join(said[-20:])}")
     Path(f"{out}-moments.json").write_text(json.dumps(moments))
     return _window(moments, count, warm)
+
+
+def in_program(source: Path, model_path: Path, count: int, warm: float) -> Found:
+    """What a program does with the same lines, which it reads one by one."""
+    moments: list[tuple[float, int, float, str]] = []
+
+    def look(done: int, total: int | None) -> None:
+        if not moments or time.time() - moments[-1][0] >= 1:
+            moments.append((time.time(), done, cpu.seconds([os.getpid(), *below(os.getpid())]), ""))
+
+    with Embedder(model_path) as embedder:
+        embedder.embed(_inputs(source), role="passage", progress=look)
+    return _window(moments, count, warm)
+
+
+def _inputs(source: Path) -> Iterator[list[str | dict[str, str]]]:
+    with source.open("rb") as file:
+        for line in file:
+            (message,) = json.loads(line)["body"]["messages"]
+            yield [
+                part["text"] if part["type"] == "text" else {"image": part["image_url"]["url"]}
+                for part in message["content"]
+            ]
 
 
 def _window(moments: Sequence[tuple[float, int, float, str]], count: int, warm: float) -> Found:
@@ -285,7 +310,10 @@ def _part(part: str, options: argparse.Namespace, keep: Any) -> None:
     for name in options.workloads:
         if name != "pdf":
             source, count = _source(name, options)
-            keep(part, name, run_batch(options, source, count))
+            if part == "python":
+                keep(part, name, in_program(source, options.model_path, count, options.warm))
+            else:
+                keep(part, name, run_batch(options, source, count))
 
 
 def _embed_all(part: str, options: argparse.Namespace, keep: Any, flags: Sequence[str]) -> None:

@@ -14,8 +14,7 @@ from PIL import Image
 
 from benchmarks import usage
 from tessera.models import Model, open_model
-from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
-from tessera.worker.decoding.messages import Limits
+from tessera.worker.decoding import Decoder, Limits, ProcessDecoder, ThreadDecoder
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera_tools.table import number, table
 

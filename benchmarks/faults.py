@@ -83,12 +83,12 @@ class Kill:
 def started(model_path: Path, log: Path) -> Iterator[Service]:
     port, first, *_ = free_ports(5)
     environment = os.environ | {
-        "MODEL_PATH": str(model_path),
-        "SERVED_MODEL_NAME": _MODEL,
-        "DYN_HTTP_PORT": str(port),
-        "DYN_SYSTEM_PORT_BASE": str(first),
-        "ENCODE_WORKERS": "2",
-        "EMBED_WORKERS": "2",
+        "TESSERA_MODEL_PATH": str(model_path),
+        "TESSERA_SERVED_MODEL_NAME": _MODEL,
+        "TESSERA_PORT": str(port),
+        "TESSERA_SYSTEM_PORT_BASE": str(first),
+        "TESSERA_ENCODE_WORKERS": "2",
+        "TESSERA_EMBED_WORKERS": "2",
     }
     with log.open("wb") as output:
         script = subprocess.Popen([_SCRIPT], env=environment, stdout=output, stderr=output)

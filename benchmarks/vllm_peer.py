@@ -310,10 +310,10 @@ def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[S
     port, *_, system = free_ports(2 + options.frontends)
     with tempfile.TemporaryDirectory() as store:
         environment = {
-            "MODEL_PATH": str(options.model_path),
-            "SERVED_MODEL_NAME": options.model_name,
-            "DYN_HTTP_PORT": str(port),
-            "DYN_SYSTEM_PORT_BASE": str(system),
+            "TESSERA_MODEL_PATH": str(options.model_path),
+            "TESSERA_SERVED_MODEL_NAME": options.model_name,
+            "TESSERA_PORT": str(port),
+            "TESSERA_SYSTEM_PORT_BASE": str(system),
             "DYN_FILE_KV": store,
             "VENV": sys.prefix,
         }
@@ -322,9 +322,9 @@ def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[S
             config = options.out / "tuned.yaml"
             config.write_text(json.dumps(http.deployment(options).engine))
             environment |= {
-                "FRONTENDS": str(options.frontends),
-                "ENGINE_ARGS": str(config),
-                "FRONTEND_ARGS": "--max-in-flight 100000",
+                "TESSERA_FRONTENDS": str(options.frontends),
+                "TESSERA_ENGINE_ARGS": str(config),
+                "TESSERA_FRONTEND_ARGS": "--max-in-flight 100000",
             }
             command += ["--multimodal-embedding-cache-capacity-gb", str(options.cache_gb)]
         url = f"http://127.0.0.1:{port}"

@@ -39,7 +39,7 @@ QUERY = "a yellow heart on the left of an orange triangle"
 def service(folder: Path) -> Iterator[str]:
     """The URL of an aggregated service on free ports."""
     ports = free_ports(2)
-    environment = os.environ | {"DYN_HTTP_PORT": str(ports[0]), "DYN_SYSTEM_PORT_BASE": str(ports[1])}
+    environment = os.environ | {"TESSERA_PORT": str(ports[0]), "TESSERA_SYSTEM_PORT_BASE": str(ports[1])}
     log = folder / "log"
     with log.open("wb") as output:
         script = subprocess.Popen(

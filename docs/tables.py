@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from tessera.errors import ConfigError
+from tessera.flags import flag_fields
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import rows, settings, variable_of
 from tessera.settings import Field, Row, fields_of, joined
@@ -56,11 +57,16 @@ def _table(head: str, settings: type[msgspec.Struct], what: str) -> str:
     names = what.split() if what.startswith("--") else []
     group = next((part for title, part in _groups(settings) if title == what), None)
     if what and group is not None:
-        return _lines(head, rows_of(group))
+        return _lines(head, rows_of(group), _variables(group))
     if what and not names:
         raise ValueError(f"{settings.__name__} has no group {what!r}")
     own = [field.setting.flag or field.name for field in fields_of(settings) if field.setting.help]
-    return _lines(head, rows_of(settings, *(names or own)))
+    return _lines(head, rows_of(settings, *(names or own)), {} if names else _variables(settings))
+
+
+def _variables(settings: type[msgspec.Struct]) -> dict[str, str]:
+    """The variables of flags; nothing for keys."""
+    return {field.setting.flag: field.variable for field in flag_fields(settings)}
 
 
 def _groups(settings: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.Struct]]]:
@@ -108,24 +114,29 @@ def _written(field: Field) -> str:
     return f"{shown:g}" if isinstance(shown, float) else str(shown)
 
 
-def _lines(head: str, rows: list[Row]) -> str:
-    lines = [f"| {head} | default | meaning |", "|---|---|---|"]
+def _lines(head: str, rows: list[Row], variables: Mapping[str, str]) -> str:
+    """A table, with a column of the variables where there are some."""
+    own = " variable |" if variables else ""
+    lines = [f"| {head} |{own} default | meaning |", f"|---|{own and '---|'}---|---|"]
     for row in rows:
         defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
-        lines.append(f"| {', '.join(f'`{name}`' for name in row.names)} | {defaults} | {row.text} |")
+        names = ", ".join(f"`{name}`" for name in row.names)
+        if variables:
+            names += f" | {', '.join(f'`{variables[name]}`' for name in row.names)}"
+        lines.append(f"| {names} | {defaults} | {row.text} |")
     return "".join(f"{line}\n" for line in lines).replace("|  |", "| |")
 
 
 def variables() -> str:
     """The launcher's variables, with the flags of ``tessera serve``."""
-    flags = {field.name: field.setting.flag for field in settings()}
+    flags = {field.variable: field.setting.flag for field in settings()}
     lines = ["| flag of `tessera serve` | variable | default | meaning |", "|---|---|---|---|"]
     for row in rows():
         own = ", ".join(f"`{flags[name]}`" for name in row.names if flags.get(name))
-        names = ", ".join(f"`{name.upper()}`" for name in row.names)
+        names = ", ".join(f"`{name}`" for name in row.names)
         defaults = ", ".join(dict.fromkeys(row.defaults))
         lines.append(f"| {own} | {names} | {defaults} | {row.text} |".replace("|  |", "| |"))
-    keys = [flags[field.name].removeprefix("--") for field in settings() if variable_of(field).of_model]
+    keys = [field.setting.flag.removeprefix("--") for field in settings() if variable_of(field).of_model]
     named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
     lines += [
         "",

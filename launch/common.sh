@@ -2,17 +2,17 @@
 # shellcheck shell=bash
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-export PYTHON=${PYTHON:-python3}
-export VENV=${VENV:-$ROOT/.venv}
+export TESSERA_PYTHON=${TESSERA_PYTHON:-${PYTHON:-python3}}
+export TESSERA_VENV=${TESSERA_VENV:-${VENV:-$ROOT/.venv}}
 # The launcher makes the environment, for which any interpreter does. It takes this folder out again for its
 # children.
 export PYTHONPATH=$ROOT/components/src${PYTHONPATH:+:$PYTHONPATH}
 
 # launch agg|e_p [FLAG...]
 launch() {
-    local python=$VENV/bin/python
+    local python=$TESSERA_VENV/bin/python
     if [[ ! -x $python ]]; then
-        python=$PYTHON
+        python=$TESSERA_PYTHON
         # It says what is wrong with this interpreter.
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || exec "$ROOT/scripts/setup"
     fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# FRONTENDS frontends, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process of its own.
-# Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and
-# EXPECT_EMBED_WORKERS tell the frontends how many there are in all.
+# TESSERA_FRONTENDS frontends, TESSERA_ENCODE_WORKERS encode workers and TESSERA_EMBED_WORKERS embed workers, each a
+# process of its own.
+# Any of the numbers may be 0: the rest then runs on other hosts, and TESSERA_EXPECT_ENCODE_WORKERS and
+# TESSERA_EXPECT_EMBED_WORKERS tell the frontends how many there are in all.
 # Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10
 # --help lists the variables.
 set -euo pipefail

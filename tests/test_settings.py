@@ -51,6 +51,39 @@ def test_values_have_the_fields_types() -> None:
     assert (made.kind, made.loud, made.quiet, made.seconds) == ("b", True, False, 0.0)
 
 
+def test_a_variable_is_under_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {
+        "PATH": "there",
+        "NAMES": "x,y z",
+        "LOUD": "on",
+        "QUIET": "off",
+        "SIZE_MB": "4",
+        "KIND": "",
+    }
+    for name, text in environment.items():
+        monkeypatch.setenv(f"TESSERA_{name}", text)
+    made = parse_flags(Whole, ["--size-mb", "0.5"], prog="whole", description="A test.")
+    assert (made.path, made.names, made.part.nbytes) == (Path("there"), frozenset("xyz"), 1 << 19)
+    assert (made.loud, made.quiet, made.kind) == (True, False, "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("SIZE_MB", "lots", "invalid float value: 'lots'"),
+        ("SIZE_MB", "0", "must be positive, not 0"),
+        ("KIND", "c", "invalid choice: 'c'"),
+        ("LOUD", "very", "expected on or off"),
+    ],
+)
+def test_what_a_variable_may_not_say_names_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    monkeypatch.setenv(f"TESSERA_{name}", text)
+    with pytest.raises(ConfigError, match=f"^TESSERA_{name}={text}: {said}"):
+        parsed()
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
 def test_what_is_not_positive_is_refused_by_its_flag(value: str) -> None:
     with pytest.raises(ConfigError, match=f"^--size-mb must be positive, not {value}$"):

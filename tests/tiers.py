@@ -44,30 +44,42 @@ MARKERS = {
     "gpu": ("all", "needs a CUDA device"),
 }
 
-# The longest groups, the longest first, so that nobody is left with one at the end: names of an xdist_group,
-# or files. The other files with services follow, then all other files, then what waits for an installation.
+# The longest groups, the longest first by the times of a whole run, so that nobody is left with one at the
+# end: names of an xdist_group, or files. The other files with services follow, then all other files, then
+# what waits for an installation and is short.
 FIRST = (
     "images",
-    "faults",
-    "soak-nixl",
+    "corpus",
     "aoti",
-    # Waits for the index, while the others compute.
-    "wheel",
+    "shared-service",
+    "faults",
     # One after another, because each of its services watches discovery in many places: a machine allows 128
     # inotify instances, of which a frontend takes four for each model.
     "several",
-    "corpus",
-    "corpus-ray",
-    "e2e/faults/test_planes.py",
-    "shared-service",
-    "cancellation/test_suspensions.py",
-    "e2e/test_launch.py",
-    "e2e/faults/test_hosts.py",
     "clients",
-    "e2e/test_parity.py",
-    "models/llama_nemotron_vl/test_parity.py",
+    "corpus-ray",
+    # Waits for the index, while the others compute.
+    "wheel",
+    "cancellation/test_suspensions.py",
     "tessera_engines/test_onnx.py",
+    "e2e/faults/test_reranking.py",
+    "e2e/test_parity.py",
+    "e2e/test_launch.py",
+    "e2e/test_wide_rows.py",
     "tessera_engines/test_triton_repository.py",
+    "e2e/faults/test_planes.py",
+    "soak-nixl",
+    # Their environments are there by now.
+    "retriever",
+    "recipes",
+    "clients/test_aiperf.py",
+    "tessera_kserve/test_grpc_door.py",
+    "e2e/test_token_vectors.py",
+    "test_request_path.py",
+    "benchmarks/test_all.py",
+    "e2e/faults/test_hosts.py",
+    "models/llama_nemotron_embed/test_parity.py",
+    "models/llama_nemotron_vl/test_parity.py",
 )
 
 

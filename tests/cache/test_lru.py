@@ -25,9 +25,8 @@ def test_the_least_recently_used_entry_goes_first() -> None:
     cache.put(b"d", rows(1))
     assert cache.get(b"b") is None
     assert all(cache.get(name) is not None for name in (b"a", b"c", b"d"))
-    stats = cache.stats()
-    assert (stats.entries, stats.nbytes, stats.evictions) == (3, 3 * ROW, 1)
-    assert (stats.hits, stats.misses) == (4, 1)
+    assert (len(cache), cache.used, cache.evictions) == (3, 3 * ROW, 1)
+    assert (cache.hits, cache.misses) == (4, 1)
 
 
 def test_a_large_entry_evicts_as_many_as_it_needs() -> None:
@@ -42,7 +41,7 @@ def test_a_large_entry_evicts_as_many_as_it_needs() -> None:
         True,
         True,
     ]
-    assert cache.stats().nbytes == 4 * ROW
+    assert cache.used == 4 * ROW
 
 
 def test_replacing_an_entry_counts_its_bytes_once() -> None:
@@ -52,7 +51,7 @@ def test_replacing_an_entry_counts_its_bytes_once() -> None:
     cache.put(b"a", rows(2, 1.0))
     found = cache.get(b"a")
     assert found is not None and found.shape == (2, 8) and bool((found == 1).all())
-    assert (cache.stats().entries, cache.stats().nbytes, cache.stats().evictions) == (2, 3 * ROW, 0)
+    assert (len(cache), cache.used, cache.evictions) == (2, 3 * ROW, 0)
 
 
 def test_an_entry_larger_than_the_cache_is_refused_and_evicts_nothing() -> None:
@@ -60,14 +59,14 @@ def test_an_entry_larger_than_the_cache_is_refused_and_evicts_nothing() -> None:
     cache.put(b"a", rows(2))
     assert not cache.put(b"b", rows(3))
     assert cache.get(b"a") is not None and cache.get(b"b") is None
-    assert cache.stats().refused == 1
+    assert cache.refused == 1
 
 
 def test_a_capacity_of_zero_stores_nothing() -> None:
     cache = EmbeddingCache(0)
     assert not cache.put(b"a", rows(1))
     assert cache.get(b"a") is None
-    assert (cache.stats().entries, cache.stats().nbytes, cache.stats().capacity) == (0, 0, 0)
+    assert (len(cache), cache.used, cache.capacity) == (0, 0, 0)
 
 
 def test_an_evicted_entry_stays_whole_for_its_reader() -> None:
@@ -101,5 +100,5 @@ def test_it_agrees_with_a_plain_model(capacity: int, steps: list[tuple[bool, int
             model[key] = size
         else:
             assert size > capacity
-        assert cache.stats().nbytes == ROW * sum(model.values()) <= capacity * ROW
-        assert cache.stats().entries == len(model)
+        assert cache.used == ROW * sum(model.values()) <= capacity * ROW
+        assert len(cache) == len(model)

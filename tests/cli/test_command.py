@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ import pytest
 from tessera import __version__
 from tessera.cli import models
 from tessera.cli.__main__ import command_of, main, names
+from tessera.launch.settings import LaunchSettings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,6 +37,19 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert said.startswith("usage: tessera COMMAND")
     assert all(f"\n  {name} " in said for name in names())
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["serve", "--help"], ["embed", "--help"], ["models", "--json"]]
+)
+def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "tessera.cli", *words.split()]
+    with os.fdopen(write, "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
+    # argparse passes over such an error itself where its text is longer than a buffer.
+    assert ended.stderr == b"" and ended.returncode in (0, 128 + signal.SIGPIPE)
 
 
 def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,11 +105,19 @@ def test_errors_name_the_command_as_it_was_called(capsys: pytest.CaptureFixture[
 def test_models_of_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert models.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    shared = "llama_nemotron_vl: model_type llama_nemotron_vl, architectures LlamaNemotronVLModel"
-    assert shared in lines and len(lines) > 3
+    shared = (
+        "nvidia/llama-nemotron-embed-vl-1b-v2: family llama_nemotron_vl, model_type llama_nemotron_vl, "
+        "architectures LlamaNemotronVLModel"
+    )
+    assert shared in lines and len(lines) > 8
+    # Each begins with what can be typed after tessera serve.
+    for line in lines:
+        name = line.partition(":")[0]
+        assert LaunchSettings.read({"TESSERA_MODEL_PATH": name}).hub_model == name
     assert models.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"family": "qwen3_embedding", "model_type": ["qwen3"]} in found
+    (qwen,) = (each for each in found if each["family"] == "qwen3_embedding")
+    assert qwen["model_type"] == ["qwen3"] and "Qwen/Qwen3-Embedding-0.6B" in qwen["models"]
 
 
 @contextmanager

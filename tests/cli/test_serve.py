@@ -34,12 +34,12 @@ def test_nothing_is_the_demonstration_model_with_both_stages() -> None:
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
-    environment = {"DYN_HTTP_PORT": "1", "DYN_SYSTEM_PORT_BASE": "2", "FRONTENDS": "3"}
+    environment = {"TESSERA_PORT": "1", "TESSERA_SYSTEM_PORT_BASE": "2", "TESSERA_FRONTENDS": "3"}
     found = of(asked(tmp_path, "port: 10\nsystem_port_base: 20\n", "--port", "100"), environment)
     assert (found.dyn_http_port, found.dyn_system_port_base, found.frontends) == (100, 20, 3)
     assert found.named("dyn_http_port") == "--port 100"
     assert found.named("dyn_system_port_base") == f"{tmp_path}/serve.yaml: system-port-base: 20"
-    assert found.named("frontends") == "FRONTENDS=3"
+    assert found.named("frontends") == "TESSERA_FRONTENDS=3"
     assert found.named("dyn_http_host") == "--host 127.0.0.1"
 
 
@@ -149,7 +149,7 @@ def test_words_that_would_be_of_one_of_several_are_refused(words: list[str], sai
             "{model: a, agg_worker: 3}",
             r"models\[0\]: there is no setting agg-worker, did you mean agg-workers",
         ),
-        ("{model: a, drain_seconds: -1}", r"models\[0\]: .*--drain-seconds must be 0 or more"),
+        ("{model: a, drain_seconds: -1}", r"models\[0\]: drain-seconds: must be 0 or more, not -1$"),
         ("{agg_workers: 3}", r"models\[0\]: model: names no model"),
         ("3", r"models\[0\]: must be a model with its settings, not a int"),
         ("{model: a, agg_workers: x}", r"models\[0\]: agg-workers: x: is not a whole number"),
@@ -221,6 +221,42 @@ page: false
     assert encode.drain_seconds == 3 and not encode.dynamo_model
 
 
+def test_variables_of_processes_are_under_the_file_and_that_under_flags(tmp_path: Path) -> None:
+    environment = {
+        "TESSERA_MAX_INPUTS": "5",
+        "TESSERA_MAX_IMAGES": "6",
+        "TESSERA_DRAIN_SECONDS": "7",
+        "TESSERA_PAGE": "off",
+        "TESSERA_OPEN_METRICS": "on",
+        "TESSERA_ALLOW_PRIVATE_MEDIA": "no",
+        "TESSERA_ALLOWED_MEDIA_DOMAINS": "a.example, b.example",
+        "TESSERA_DYNAMO_MODEL": "1",
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text("max_images: 60\ndrain_seconds: 70\n")
+    found = read(["--config", str(path), "--drain-seconds", "700"], environment=environment)
+    frontend = parse_frontend([*found.frontend, "--model-path", "m"])
+    worker = parse_worker([*found.worker, "--model-path", "m"])
+    assert (frontend.limits.request.inputs, frontend.limits.request.images) == (5, 60)
+    assert frontend.drain_seconds == worker.drain_seconds == 700
+    assert (frontend.page, frontend.access.open_metrics, frontend.media.allow_private) == (False, True, False)
+    assert frontend.media.allowed_domains == frozenset({"a.example", "b.example"})
+    assert worker.dynamo_model and "--dynamo-model" not in found.encode_worker
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"TESSERA_MAX_INPUTS": "x"}, "^TESSERA_MAX_INPUTS=x: invalid int value: 'x'$"),
+        ({"TESSERA_MAX_INPUTS": "0"}, "^TESSERA_MAX_INPUTS=0: must be positive, not 0$"),
+        ({"TESSERA_PAGE": "perhaps"}, "^TESSERA_PAGE=perhaps: expected on or off$"),
+    ],
+)
+def test_what_a_variable_says_wrongly_is_named_with_it(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        read([], environment=environment)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -229,6 +265,7 @@ page: false
         (["--frontend", "3"], r"no flag --frontend, did you mean --frontends\?$"),
         (["--max-inputs", "x"], "--max-inputs: invalid int value: 'x'"),
         (["--max-inputs", "0"], "--max-inputs must be positive, not 0"),
+        (["--confg", "x"], r"no flag --confg, did you mean --config\?$"),
         (["--modality"], "--modality: expected one argument"),
         (["--config"], "--config: expected one argument"),
         (["--disaggregation-mode", "both"], "invalid choice: 'both'"),
@@ -244,6 +281,9 @@ def test_words_that_nobody_knows_are_named(words: list[str], said: str) -> None:
     [
         ("fronts: 3", r"there is no setting fronts, did you mean frontends\?$"),
         ("venv: .venv", "there is no setting venv"),
+        ("modells: [a]", r"there is no setting modells, did you mean models\?$"),
+        ("max_body_mb: 64MB", "max-body-mb: invalid float value: '64MB'$"),
+        ("max_inputs: 0", "max-inputs: must be positive, not 0$"),
         ("- port", "not a list"),
         ("port: {", "not valid YAML"),
         ("port: \x00", "not valid YAML"),
@@ -272,6 +312,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["--agg-workers", "1", "--embed-workers", "1"], 1, "--agg-workers 1 and --embed-workers 1"),
         (["--log-format", "json", "--port", "x"], 1, '"level":"ERROR"'),
         (["--system-port-base", "40000"], 1, "tessera: --system-port-base 40000: Dynamo takes ports"),
+        (["--port", "99999"], 1, "tessera: --port 99999: must be 0 to 65535, not 99999\n"),
+        (["--ready-timeout-seconds", "-1"], 1, "tessera: --ready-timeout-seconds -1: must be positive"),
+        (["--tls-cert", "nothere"], 1, "tessera: --tls-cert nothere: No such file or directory\n"),
+        (["--api-keys-file", "nix"], 1, "tessera: --api-keys-file nix: No such file or directory\n"),
+        (["--max-file-size-mb", "lots"], 1, "argument --max-file-size-mb: invalid float value: 'lots'\n"),
+        (["--dimensions-allowed", "wide"], 1, "tessera: --dimensions-allowed: wide is neither a width"),
+        (["--engine-args", "nothere.yaml"], 1, "tessera: nothere.yaml: No such file or directory\n"),
+        (
+            ["--override-engine-args", '{"text": {"max_batch_cst": 1}}'],
+            1,
+            "unknown field `max_batch_cst` - at `$.text`, did you mean max_batch_cost?\n",
+        ),
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, said: str) -> None:
@@ -283,9 +335,26 @@ def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, s
     assert said in line
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tls_cert: nothere", "serve.yaml: tls-cert: nothere: No such file or directory"),
+        ("port: 99999", "serve.yaml: port: 99999: must be 0 to 65535, not 99999"),
+        ("max_file_size_mb: lots", "serve.yaml: max-file-size-mb: lots: invalid float value: 'lots'"),
+        ("api_keys_file: nix", "serve.yaml: api-keys-file: nix: No such file or directory"),
+    ],
+)
+def test_what_cannot_start_for_the_file_names_it_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    command = [sys.executable, "-m", "tessera.cli", "serve", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"tessera: {tmp_path}/{said}\n")
+
+
 def test_a_number_of_either_stage_splits_them() -> None:
     assert is_split(of(read(["--encode-workers", "2"])))
-    assert is_split(of(read([]), {"EMBED_WORKERS": "0"}))
+    assert is_split(of(read([]), {"TESSERA_EMBED_WORKERS": "0"}))
     assert not is_split(of(read(["--agg-workers", "2"])))
 
 

@@ -39,13 +39,13 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     media = folder / "media"
     media.mkdir()
     environment = {
-        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
-        "DIMENSIONS_ALLOWED": "96,100-104",
+        "TESSERA_SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
+        "TESSERA_DIMENSIONS_ALLOWED": "96,100-104",
         "TESSERA_API_KEYS": f"{KEY} clients, sk-other-0123456789 other",
-        "ALLOWED_LOCAL_MEDIA_PATH": str(media),
-        "MAX_FILE_SIZE_MB": "8",
-        "FRONTEND_PAGE": "off",
-        "FRONTEND_ARGS": "--open-metrics",
+        "TESSERA_ALLOWED_LOCAL_MEDIA_PATH": str(media),
+        "TESSERA_MAX_FILE_SIZE_MB": "8",
+        "TESSERA_FRONTEND_PAGE": "off",
+        "TESSERA_FRONTEND_ARGS": "--open-metrics",
         # The allocator gives large blocks back at once, so that resident memory is what is in use.
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "65536",
@@ -64,11 +64,11 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedService
     folder = tmp_path_factory.mktemp("reranker")
     write_checkpoint(folder / MODEL, RERANK_TINY, seed=0)
     environment = {
-        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}, org/some_model",
+        "TESSERA_SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}, org/some_model",
         "TESSERA_API_KEYS": f"{KEY} clients",
-        "FRONTEND_PAGE": "off",
+        "TESSERA_FRONTEND_PAGE": "off",
         # What is too long is cut to this: a pair of the model's own 10,240 tokens takes a second.
-        "FRONTEND_ARGS": "--max-tokens 4096",
+        "TESSERA_FRONTEND_ARGS": "--max-tokens 4096",
     }
     with launch("agg.sh", folder / MODEL, folder / "log", workers=1, environment=environment) as running:
         yield ClosedService(running, folder)

@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     # One line for each case is what a log is for, but nobody reads these.
-    "LOG_LEVEL": "warning",
+    "TESSERA_LOG_LEVEL": "warning",
 }
 # A cache that is soon full, so that what grows after that is a leak.
 ARGUMENTS = ("--multimodal-embedding-cache-capacity-gb", "0.02")

@@ -34,7 +34,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keys = folder / "keys"
     keys.write_text("# one for each test\n" + "".join(f"{key(name)} {name}\n" for name in NAMES))
     flags = f"--api-keys-file {keys} --requests-per-minute 30 --tokens-per-minute 20000 --result-cache-mb 1"
-    environment = {"FRONTEND_ARGS": flags, "TESSERA_API_KEYS": key("environment")}
+    environment = {"TESSERA_FRONTEND_ARGS": flags, "TESSERA_API_KEYS": key("environment")}
     with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
         yield running
 

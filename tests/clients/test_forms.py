@@ -306,7 +306,10 @@ def test_every_name_of_the_model_is_accepted_and_answers_say_the_first(http: htt
             assert http.post(path, json=body | {"model": name}).status_code == 200, path
         answer = http.post(path, json=body | {"model": "neither"})
         assert answer.status_code == 404
-        assert f"'neither' is not served here, '{MODEL}', '{OTHER_NAME}' are" in answer.text
+        assert (
+            f"'neither' is not served here, '{MODEL}', '{OTHER_NAME}' are (--served-model-name adds names)"
+            in answer.text
+        )
 
 
 def test_images_are_what_their_bytes_say(
@@ -367,7 +370,7 @@ def test_widths_that_are_not_offered_are_told_which_are(http: httpx.Client) -> N
     for asked in (hidden - 1, hidden + 1):
         answer = http.post("/v1/embeddings", json={"input": "x", "dimensions": asked})
         assert answer.status_code == 400
-        offered = f"dimensions {asked} is none of 32, 64, 96, 100 to 104, {hidden} that this model offers"
+        offered = f"dimensions {asked}: this model offers 32, 64, 96, 100 to 104, {hidden}"
         assert offered in answer.json()["error"]["message"]
     for path, body in (
         ("/v2/embed", {"texts": ["x"]}),
@@ -375,7 +378,7 @@ def test_widths_that_are_not_offered_are_told_which_are(http: httpx.Client) -> N
     ):
         answer = http.post(path, json=body | {"output_dimension": 7})
         assert answer.status_code == 400
-        assert "output_dimension 7 is none of" in answer.text
+        assert "output_dimension 7: this model offers" in answer.text
 
 
 def test_request_ids_and_timings(http: httpx.Client, url: str) -> None:

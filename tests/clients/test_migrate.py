@@ -16,10 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import requests
-from cohere import ClientV2
 from docs.tables import rows_of
-from openai import OpenAI
-from voyageai.api_resources.api_requestor import _thread_context
 
 from tessera.cli.serve import read
 from tessera.frontend.api.openai import EMBEDDINGS
@@ -301,6 +298,11 @@ def test_a_request_gives_the_rerankers_scores(
 
 def run(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that a program of the page leaves."""
+    # Here: every process that collects the tests beside this would import three clients for nothing.
+    from cohere import ClientV2
+    from openai import OpenAI
+    from voyageai.api_resources.api_requestor import _thread_context
+
     names: dict[str, Any] = {}
     with requests.Session() as session:
         # voyageai keeps its connection in the thread and closes it only when it is old.

@@ -77,8 +77,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
-        "DYN_HTTP_PORT": str(port),
-        "DYN_SYSTEM_PORT_BASE": str(first),
+        "TESSERA_PORT": str(port),
+        "TESSERA_SYSTEM_PORT_BASE": str(first),
         "OMP_NUM_THREADS": "1",
     }
     commands, _, serve = WITHOUT_A_HUB.strip().rpartition("\n")

@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("token-vectors")
     path = install(folder / "site", "tests.families.token_rows")
     checkpoint = make_checkpoint(folder / "checkpoint", SEED)
-    environment = {"PYTHONPATH": path, "FRONTEND_ARGS": "--max-response-mb 1 --max-inputs 600"}
+    environment = {"PYTHONPATH": path, "TESSERA_FRONTEND_ARGS": "--max-response-mb 1 --max-inputs 600"}
     with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
         yield running
 

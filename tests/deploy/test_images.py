@@ -69,10 +69,10 @@ def backplane(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     ports = free_ports(3)
     with etcd(folder, *ports[:2]) as endpoint:
         member = {
-            "MODEL_PATH": str(checkpoint),
-            "SERVED_MODEL_NAME": MODEL,
+            "TESSERA_MODEL_PATH": str(checkpoint),
+            "TESSERA_SERVED_MODEL_NAME": MODEL,
             "ETCD_ENDPOINTS": endpoint,
-            "HOST_ADDRESS": "127.0.0.1",
+            "TESSERA_HOST_ADDRESS": "127.0.0.1",
         }
         worker = member | {
             "PYTHON": sys.executable,
@@ -91,7 +91,7 @@ def test_a_frontend_image_answers_requests(
 ) -> None:
     port = str(free_ports(1)[0])
     environment = frontend_image.process_environment() | backplane
-    environment |= {"DYN_HTTP_HOST": "127.0.0.1", "DYN_HTTP_PORT": port}
+    environment |= {"TESSERA_HOST": "127.0.0.1", "TESSERA_PORT": port}
     command = frontend_image.command("ENTRYPOINT") + frontend_image.command("CMD")
     log = tmp_path / "log"
     assert not healthy(frontend_image, environment)
@@ -111,7 +111,7 @@ mount --make-rprivate /
 mount -t tmpfs -o mode=755 none /mnt
 mkdir /mnt/root /mnt/model /mnt/cache /mnt/tmp
 mount --bind "$IMAGE_ROOT" /mnt/root
-mount --bind "$MODEL_PATH" /mnt/model
+mount --bind "$TESSERA_MODEL_PATH" /mnt/model
 mount -t tmpfs -o uid=10001,mode=700 none /mnt/cache
 mount -t tmpfs -o mode=1777 none /mnt/tmp
 case $BASE in /root/*) # an interpreter that only root could reach
@@ -123,7 +123,7 @@ mount -o remount,ro /mnt
 mount -o remount,bind,ro /
 if touch /mnt/root/here 2>/dev/null || touch /var/tmp/here 2>/dev/null; then exit 99; fi
 cd /mnt/cache
-export HOME=/mnt/cache TMPDIR=/mnt/tmp MODEL_PATH=/mnt/model
+export HOME=/mnt/cache TMPDIR=/mnt/tmp TESSERA_MODEL_PATH=/mnt/model
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all "$@"
 """
 
@@ -137,7 +137,7 @@ def test_a_frontend_image_needs_no_rights_and_no_writable_root(
     port = str(free_ports(1)[0])
     root = str(frontend_image.root)
     environment = frontend_image.process_environment() | backplane
-    environment |= {"DYN_HTTP_HOST": "127.0.0.1", "DYN_HTTP_PORT": port}
+    environment |= {"TESSERA_HOST": "127.0.0.1", "TESSERA_PORT": port}
     environment = {name: value.replace(root, "/mnt/root") for name, value in environment.items()}
     environment |= {"IMAGE_ROOT": root, "BASE": sys.base_prefix}
     image = [word.replace(root, "/mnt/root") for word in frontend_image.command("ENTRYPOINT")]
@@ -156,8 +156,8 @@ def test_a_frontend_image_needs_no_rights_and_no_writable_root(
     ("arguments", "environment", "said"),
     [
         (["decode"], {}, "expected frontend, agg, encode or embed, not 'decode'"),
-        (["frontend"], {"MODEL_PATH": ""}, "MODEL_PATH must name a checkpoint directory"),
-        (["frontend"], {"MODEL_PATH": "/nowhere/model"}, "/nowhere/model"),
+        (["frontend"], {"TESSERA_MODEL_PATH": ""}, "TESSERA_MODEL_PATH must name a checkpoint directory"),
+        (["frontend"], {"TESSERA_MODEL_PATH": "/nowhere/model"}, "/nowhere/model"),
     ],
 )
 def test_what_start_role_cannot_start_is_named(
@@ -188,10 +188,14 @@ def test_a_second_model_of_compose_is_where_frontends_look_for_it(tmp_path: Path
         if name == "prometheus":
             continue
         assert "./models.yaml:/etc/tessera/models.yaml:ro" in service["volumes"]
-        assert service["environment"]["MODELS_FILE"] == "/etc/tessera/models.yaml"
+        assert service["environment"]["TESSERA_MODELS_FILE"] == "/etc/tessera/models.yaml"
         if name != "frontend":
-            served = service["environment"]["SERVED_MODEL_NAME"]
-            own = {"MODELS_FILE": str(file), "HOST_ADDRESS": "127.0.0.1", "SERVED_MODEL_NAME": served}
+            served = service["environment"]["TESSERA_SERVED_MODEL_NAME"]
+            own = {
+                "TESSERA_MODELS_FILE": str(file),
+                "TESSERA_HOST_ADDRESS": "127.0.0.1",
+                "TESSERA_SERVED_MODEL_NAME": served,
+            }
             _, words, _ = command(service.get("command", [name]), own)
             space = words[words.index("--namespace") + 1]
             there.add((served, f"dyn://{space}.embed.generate"))
@@ -208,7 +212,7 @@ def test_a_compose_file_names_what_is_there() -> None:
             targets.add(service["build"]["target"])
             assert service["read_only"] and service["cap_drop"] == ["ALL"]
             grace = float(service["stop_grace_period"].removesuffix("s"))
-            assert grace > float(service["environment"]["DRAIN_SECONDS"]), name
+            assert grace > float(service["environment"]["TESSERA_DRAIN_SECONDS"]), name
             assert (folder / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         else:
             assert service["image"].rpartition(":")[2] not in ("latest", service["image"])

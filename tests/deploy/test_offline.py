@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import runpy
 import shutil
 import subprocess
+import sys
 import tomllib
 import venv
 from pathlib import Path
@@ -102,7 +104,10 @@ def part_of(bundle: Path, folder: Path, *names: str, **about: object) -> Path:
 
 def test_a_missing_requirement_is_named(bundle: Path, tmp_path: Path) -> None:
     """pip is told not to resolve, so what is missing has to be found afterwards."""
-    ran = run_script(INSTALL, part_of(bundle, tmp_path / "bundle", "click", "uvicorn"), tmp_path / "venv")
+    # Without a pip of its own, 5 s of processor time: that of PYTHON installs.
+    venv.create(tmp_path / "venv", symlinks=True)
+    part = part_of(bundle, tmp_path / "bundle", "click", "uvicorn")
+    ran = run_script(INSTALL, part, tmp_path / "venv", PYTHON=sys.executable)
     assert ran.returncode == 1
     assert "uvicorn" in ran.stderr and "requires h11, which is not installed" in ran.stderr
 
@@ -110,8 +115,13 @@ def test_a_missing_requirement_is_named(bundle: Path, tmp_path: Path) -> None:
 def test_it_sees_what_another_virtual_environment_has(bundle: Path, tmp_path: Path) -> None:
     """As for a torch in an environment of its own; with Debian's Python, which comes without ensurepip."""
     others, own, hidden = (tmp_path / name for name in ("others", "own", "hidden"))
-    venv.create(others, with_pip=True, symlinks=True)
+    venv.create(others, symlinks=True)
     (site,) = others.glob("lib/python*/site-packages")
+    # The pip that is here, since one of its own takes 5 s of processor time. It is not imported: no process
+    # that did can import setuptools any more.
+    here = importlib.util.find_spec("pip")
+    assert here is not None and here.origin is not None
+    (site / "pip").symlink_to(Path(here.origin).parent)
     (site / "torch.py").touch()
     (site / "torch-2.11.0.dist-info").mkdir()
     (site / "torch-2.11.0.dist-info/METADATA").write_text(
@@ -142,8 +152,8 @@ def test_launch_starts_it_and_leaves_it_as_it_is(
         "VENV": str(bare_frontend.parents[1]),
         "PYTHON": "/nowhere/python",
         "PIP_NO_INDEX": "1",
-        "ENCODE_WORKERS": "0",
-        "EMBED_WORKERS": "0",
+        "TESSERA_ENCODE_WORKERS": "0",
+        "TESSERA_EMBED_WORKERS": "0",
     }
     log = tmp_path / "log"
     with launch("e_p.sh", checkpoint, log, workers=0, environment=environment) as service:

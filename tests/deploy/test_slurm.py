@@ -44,7 +44,7 @@ def test_nodes_for_both_kinds_are_needed(tmp_path: Path) -> None:
         *("bash", SCRIPT),
         SLURM_SUBMIT_DIR=str(ROOT),
         SLURM_JOB_NODELIST="one",
-        MODEL_PATH=str(tmp_path),
+        TESSERA_MODEL_PATH=str(tmp_path),
         PATH=f"{STAND_INS}:{os.environ['PATH']}",
     )
     assert ran.returncode == 1
@@ -106,7 +106,7 @@ def of_a_job(nodes: dict[str, str], scratch: Path) -> dict[str, str]:
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "VENV": str(Path(sys.executable).parents[1]),
-        "READY_TIMEOUT_SECONDS": "120",
+        "TESSERA_READY_TIMEOUT_SECONDS": "120",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(scratch),
     }
@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_be_is_named(tmp_path: Path, plan: str, said: str) ->
         SLURM_SUBMIT_DIR=str(ROOT),
         SLURM_JOB_ID="7",
         SLURM_JOB_NODELIST="one",
-        MODELS_FILE=str(tmp_path),
+        TESSERA_MODELS_FILE=str(tmp_path),
         MODELS=plan,
         PATH=f"{STAND_INS}:{os.environ['PATH']}",
     )
@@ -145,10 +145,10 @@ def test_a_job_serves_two_models_on_nodes_of_their_own(
     ]
     file.write_text(yaml.safe_dump({"models": listed}))
     environment = of_a_job(nodes, tmp_path / "scratch") | {
-        "MODELS_FILE": str(file),
+        "TESSERA_MODELS_FILE": str(file),
         "MODELS": "one:encode:1 one:embed:1 two:agg:1",
     }
-    environment.pop("MODEL_PATH", None)
+    environment.pop("TESSERA_MODEL_PATH", None)
     log, url = tmp_path / "log", f"http://{first}:8000"
     with running(["bash", SCRIPT], environment, log, stop_seconds=60) as job:
         deadline = time.monotonic() + 180
@@ -174,8 +174,8 @@ def test_a_job_serves_over_three_nodes_and_drains(
     first, second, third = nodes
     scratch = tmp_path / "scratch"
     environment = of_a_job(nodes, scratch) | {
-        "MODEL_PATH": str(checkpoint),
-        "SERVED_MODEL_NAME": MODEL,
+        "TESSERA_MODEL_PATH": str(checkpoint),
+        "TESSERA_SERVED_MODEL_NAME": MODEL,
         # Nodes share a kernel here, and would find each other's memory.
         "EMBED_ARGS": '--override-engine-args {"transport":{"kind":"nixl","nixl_interfaces":"eth0"}}',
     }

@@ -38,14 +38,16 @@ def test_a_worker_image_serves(
         pytest.skip(f"{build.scratch} has less than {NEEDED_BYTES >> 30} GiB left")
     # The index of torch for CPUs may be out of reach, where another has the wheel.
     monkeypatch.setenv("PIP_RETRIES", "1")
+    # The frontend's image fetches setuptools to build the wheel of this checkout; once is enough, 5 s each.
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
     image = build.stage(target)
     ports = free_ports(3)
     with etcd(tmp_path, *ports[:2]) as endpoint:
         environment = image.process_environment() | {
-            "MODEL_PATH": str(checkpoint),
-            "SERVED_MODEL_NAME": MODEL,
+            "TESSERA_MODEL_PATH": str(checkpoint),
+            "TESSERA_SERVED_MODEL_NAME": MODEL,
             "ETCD_ENDPOINTS": endpoint,
-            "HOST_ADDRESS": "127.0.0.1",
+            "TESSERA_HOST_ADDRESS": "127.0.0.1",
             "DYN_SYSTEM_PORT": str(ports[2]),
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "OMP_NUM_THREADS": "1",

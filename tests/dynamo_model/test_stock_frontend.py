@@ -92,7 +92,7 @@ def test_the_openai_client_works_unchanged(service: Disaggregated, stock: httpx.
         ({"input": []}, 400, "input: expected at least one input"),
         ({"input": ["fine", ""]}, 400, "input[1]: expected text"),
         ({"input": [2_000_000]}, 400, "outside the vocabulary"),
-        ({"input": "text", "dimensions": 7}, 400, "dimensions 7 is none of"),
+        ({"input": "text", "dimensions": 7}, 400, "dimensions 7: this model offers"),
         ({"input": ["fine", "data:image/png;base64,AAAA"]}, 415, "input[1] is no image"),
         ({"input": "data:image/png;base64,!!!!"}, 400, "input: the data URL is not valid base64"),
         ({"input": "word " * 140_000}, 400, "over the limit of"),

@@ -93,8 +93,8 @@ def disaggregated(checkpoint: Path, folder: Path, settings: Mapping[str, str]) -
     environment = {
         "TESSERA_API_KEYS": f"{KEY} shared",
         "DYN_FILE_KV": str(store),
-        "LOG_FORMAT": "json",
-        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
+        "TESSERA_LOG_FORMAT": "json",
+        "TESSERA_SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
         **settings,
     }
     # Behind a stock frontend as well, for the tests of that.

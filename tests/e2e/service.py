@@ -129,13 +129,13 @@ def launch(
     port, *others = free_ports(1 + (frontends if frontends > 1 else 0) + workers)
     own, worker_ports = others[: len(others) - workers], others[len(others) - workers :]
     settings = {
-        "MODEL_PATH": str(checkpoint),
-        "SERVED_MODEL_NAME": MODEL,
-        "FRONTENDS": str(frontends),
-        "DYN_HTTP_PORT": str(port),
-        "FRONTEND_PORT_BASE": str(own[0] if own else 0),
-        "DYN_SYSTEM_PORT_BASE": str(worker_ports[0] if worker_ports else 1),
-        "READY_TIMEOUT_SECONDS": "240",
+        "TESSERA_MODEL_PATH": str(checkpoint),
+        "TESSERA_SERVED_MODEL_NAME": MODEL,
+        "TESSERA_FRONTENDS": str(frontends),
+        "TESSERA_PORT": str(port),
+        "TESSERA_FRONTEND_PORT_BASE": str(own[0] if own else 0),
+        "TESSERA_SYSTEM_PORT_BASE": str(worker_ports[0] if worker_ports else 1),
+        "TESSERA_READY_TIMEOUT_SECONDS": "240",
         # Two cores serve up to five processes here.
         "OMP_NUM_THREADS": "1",
     }

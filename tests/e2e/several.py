@@ -50,6 +50,14 @@ class Several:
         self.workers[name] = process
         return process
 
+    def start_frontend(self, *flags: str) -> str:
+        """The URL of one more for the same models, which may not answer yet."""
+        (port,) = free_ports(1)
+        command = ["tessera.frontend", "--models", str(self.folder / "models.json"), "--port", str(port)]
+        command += ["--namespace", NAMESPACE, *self.rpc, *flags]
+        self.stack.enter_context(_process(command, self.environment, self.folder / f"frontend-{port}.log"))
+        return f"http://127.0.0.1:{port}"
+
     def serve(self, *models: dict[str, Any]) -> None:
         """List these from now on."""
         write_models(self.folder, *models)

@@ -29,7 +29,7 @@ ENCODE, EMBED = (0, 1), (2, 3)
 @pytest.fixture(scope="module")
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = tmp_path_factory.mktemp("service") / "log"
-    workers = {"ENCODE_WORKERS": "2", "EMBED_WORKERS": "2"}
+    workers = {"TESSERA_ENCODE_WORKERS": "2", "TESSERA_EMBED_WORKERS": "2"}
     with launch("e_p.sh", checkpoint, log, workers=4, environment=workers) as running:
         yield running
 

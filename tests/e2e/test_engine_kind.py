@@ -23,7 +23,7 @@ def test_a_kind_that_is_installed_serves_by_its_name(tmp_path: Path) -> None:
     dual_encoder.install(tmp_path / "site")
     path = install(tmp_path / "site", "tessera.engines", "tests.engine.kinds.mirror:KIND")
     checkpoint = dual_encoder.make_checkpoint(tmp_path / "checkpoint", SEED)
-    environment = {"PYTHONPATH": path, "AGG_ENGINE_ARGS": CONFIG}
+    environment = {"PYTHONPATH": path, "TESSERA_AGG_ENGINE_ARGS": CONFIG}
     with (
         launch("agg.sh", checkpoint, tmp_path / "log", workers=1, environment=environment) as service,
         OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client,
@@ -36,7 +36,7 @@ def test_a_kind_that_is_installed_serves_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(
         AssertionError, match="'nowhere' of the text stage is none of: torch, aoti, mirror, tensorrt"
     ):
-        environment["AGG_ENGINE_ARGS"] = str(refused)
+        environment["TESSERA_AGG_ENGINE_ARGS"] = str(refused)
         refused.write_text("text: {engine: nowhere}")
         with launch("agg.sh", checkpoint, tmp_path / "log2", workers=1, environment=environment):
             pass

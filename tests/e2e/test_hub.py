@@ -22,8 +22,8 @@ def test_a_private_model_is_downloaded_and_served(checkpoint: Path, tmp_path: Pa
         hub.token = TOKEN
         environment = hub.environment(cache) | {
             "HF_TOKEN": TOKEN,
-            "MODEL_PATH": f"{REPOSITORY}@main",
-            "SERVED_MODEL_NAME": "",
+            "TESSERA_MODEL_PATH": f"{REPOSITORY}@main",
+            "TESSERA_SERVED_MODEL_NAME": "",
         }
         with launch("agg.sh", checkpoint, log, workers=1, environment=environment) as service:
             source = {"repository": REPOSITORY, "revision": "main", "commit": COMMIT, "cached": None}

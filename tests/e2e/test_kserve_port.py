@@ -51,7 +51,11 @@ def test_frontends_share_the_port_by_tls(checkpoint: Path, tmp_path: Path) -> No
     authority = Authority(tmp_path)
     cert, key = authority.sign("service")
     (port,) = free_ports(1)
-    environment = {"TLS_CERT": str(cert), "TLS_KEY": str(key), "FRONTEND_ARGS": f"--grpc-port {port}"}
+    environment = {
+        "TESSERA_TLS_CERT": str(cert),
+        "TESSERA_TLS_KEY": str(key),
+        "TESSERA_FRONTEND_ARGS": f"--grpc-port {port}",
+    }
     with launch(
         "agg.sh", checkpoint, tmp_path / "log", workers=1, frontends=FRONTENDS, environment=environment
     ) as running:

@@ -53,10 +53,10 @@ def run(script: str, checkpoint: Path, scratch: Path, *arguments: str, **environ
     """Run a script that cannot start; its status and what it said."""
     ports = free_ports(3)
     settings = {
-        "MODEL_PATH": str(checkpoint),
-        "SERVED_MODEL_NAME": MODEL,
-        "DYN_HTTP_PORT": str(ports[0]),
-        "DYN_SYSTEM_PORT_BASE": str(ports[1]),
+        "TESSERA_MODEL_PATH": str(checkpoint),
+        "TESSERA_SERVED_MODEL_NAME": MODEL,
+        "TESSERA_PORT": str(ports[0]),
+        "TESSERA_SYSTEM_PORT_BASE": str(ports[1]),
         "TMPDIR": str(scratch),
         "OMP_NUM_THREADS": "1",
     }
@@ -77,23 +77,27 @@ def run(script: str, checkpoint: Path, scratch: Path, *arguments: str, **environ
     return process.returncode, said.decode()
 
 
-@pytest.mark.parametrize(("script", "others"), [("agg.sh", "ENCODE_WORKERS"), ("e_p.sh", "nothing else")])
+@pytest.mark.parametrize(
+    ("script", "others"), [("agg.sh", "TESSERA_ENCODE_WORKERS"), ("e_p.sh", "nothing else")]
+)
 def test_help_comes_before_anything_else(script: str, others: str, scratch: Path) -> None:
-    status, said = run(script, Path("/nowhere/model"), scratch, "--colour", "--help", FRONTENDS="two")
+    status, said = run(script, Path("/nowhere/model"), scratch, "--colour", "--help", TESSERA_FRONTENDS="two")
     assert status == 0
     assert said.startswith(f"usage: ./launch/{script}")
-    assert re.search(r"^  MODALITY \(multimodal\)\n      text makes embed workers", said, re.MULTILINE)
+    assert re.search(
+        r"^  TESSERA_MODALITY \(multimodal\)\n      text makes embed workers", said, re.MULTILINE
+    )
     assert others not in said and "|" not in said and "`" not in said
 
 
 def test_a_model_that_is_not_there_is_named(scratch: Path) -> None:
-    status, said = run("agg.sh", Path('/nowhere/"\\\t'), scratch, LOG_FORMAT="json")
+    status, said = run("agg.sh", Path('/nowhere/"\\\t'), scratch, TESSERA_LOG_FORMAT="json")
     assert status == 1
     line = json.loads(said)
     assert (line["level"], line["role"]) == ("ERROR", "launch")
     assert (
         line["message"]
-        == 'tessera: MODEL_PATH=/nowhere/"\\ : no such directory; a model of a hub is ORG/NAME'
+        == 'tessera: TESSERA_MODEL_PATH=/nowhere/"\\ : no such directory; a model of a hub is ORG/NAME'
     )
 
 
@@ -103,8 +107,11 @@ def test_an_unknown_key_is_named_with_its_file(
 ) -> None:
     config = tmp_path / "engine.yaml"
     config.write_text("text:\n  max_batch_csot: 5\n")
-    wrong = {name: str(config) for name in ("AGG_ENGINE_ARGS", "ENCODE_ENGINE_ARGS", "EMBED_ENGINE_ARGS")}
-    status, said = run(script, checkpoint, scratch, **wrong, LOG_FORMAT="json")
+    wrong = {
+        name: str(config)
+        for name in ("TESSERA_AGG_ENGINE_ARGS", "TESSERA_ENCODE_ENGINE_ARGS", "TESSERA_EMBED_ENGINE_ARGS")
+    }
+    status, said = run(script, checkpoint, scratch, **wrong, TESSERA_LOG_FORMAT="json")
     assert status == 1
     # The installation comes before any process.
     lines = [json.loads(line) for line in said.splitlines() if not line.startswith("tessera: installing")]
@@ -118,14 +125,14 @@ def test_an_unknown_key_is_named_with_its_file(
 def test_a_port_in_use_is_named(checkpoint: Path, scratch: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        status, said = run("agg.sh", checkpoint, scratch, DYN_HTTP_PORT=port)
+        status, said = run("agg.sh", checkpoint, scratch, TESSERA_PORT=port)
     assert status == 1
     assert port in said and "listens" in said
 
 
 def test_what_is_no_number_is_named(checkpoint: Path, scratch: Path) -> None:
-    status, said = run("e_p.sh", checkpoint, scratch, EMBED_WORKERS="two")
-    assert (status, said) == (1, "tessera: EMBED_WORKERS=two: is not a whole number\n")
+    status, said = run("e_p.sh", checkpoint, scratch, TESSERA_EMBED_WORKERS="two")
+    assert (status, said) == (1, "tessera: TESSERA_EMBED_WORKERS=two: is not a whole number\n")
 
 
 def test_an_unknown_flag_is_named(checkpoint: Path, scratch: Path) -> None:
@@ -207,9 +214,9 @@ def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
         [str(ROOT / "launch" / "agg.sh")],
         env=os.environ
         | {
-            "MODEL_PATH": str(checkpoint),
-            "DYN_HTTP_PORT": str(ports[0]),
-            "DYN_SYSTEM_PORT_BASE": str(ports[1]),
+            "TESSERA_MODEL_PATH": str(checkpoint),
+            "TESSERA_PORT": str(ports[0]),
+            "TESSERA_SYSTEM_PORT_BASE": str(ports[1]),
             "TMPDIR": str(scratch),
         },
         stderr=subprocess.DEVNULL,

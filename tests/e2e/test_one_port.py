@@ -36,9 +36,9 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log, config = folder / "log", folder / "engine.yaml"
     config.write_text(f"text: {{max_batch_cost: {BATCH}, max_queue_cost: {QUEUE}}}")
     environment = {
-        "AGG_ENGINE_ARGS": str(config),
+        "TESSERA_AGG_ENGINE_ARGS": str(config),
         "TESSERA_API_KEYS": ",".join(f"{key} {name}" for name, key in KEYS.items()),
-        "FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics --result-cache-mb 8",
+        "TESSERA_FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics --result-cache-mb 8",
     }
     with launch(
         "agg.sh", checkpoint, log, workers=1, frontends=FRONTENDS, environment=environment

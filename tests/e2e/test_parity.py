@@ -62,7 +62,7 @@ def served(
     if path.startswith("e_p"):
         config = folder / "engine.yaml"
         config.write_text(f"transport:\n  kind: {path.split()[1]}\n")
-        environment = {"ENCODE_ENGINE_ARGS": str(config), "EMBED_ENGINE_ARGS": str(config)}
+        environment = {"TESSERA_ENCODE_ENGINE_ARGS": str(config), "TESSERA_EMBED_ENGINE_ARGS": str(config)}
     with launch(script, checkpoint, folder / "log", workers=workers, environment=environment) as running:
         yield Served(running)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -114,3 +116,67 @@ def test_an_address_of_another_machine_is_named(checkpoint: Path, tmp_path: Path
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert "--host 192.0.2.1: this machine has no address 192.0.2.1" in ended.stderr
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    program = f"""
+mount -t tmpfs -o size=4k,nr_inodes=1 none '{tmp_path}' || exit 9
+TMPDIR='{tmp_path}' exec '{sys.executable}' -P -m tessera.cli serve --port {free_ports(1)[0]}
+"""
+    ended = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if ended.returncode == 9 or "unshare" in ended.stderr:
+        pytest.skip(f"no file system can be mounted here: {ended.stderr}")
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"tessera: {tmp_path}/tessera-run\.\w+: No space left on device\n", ended.stderr)
+
+
+def test_a_second_service_takes_other_ports_for_its_workers(checkpoint: Path, tmp_path: Path) -> None:
+    ports = free_ports(2)
+    taken: list[socket.socket] = []
+    try:
+        # Where the first one's workers are, or any other program.
+        with suppress(OSError):
+            taken.append(socket.create_server(("127.0.0.1", 8081)))
+        log = tmp_path / "log"
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "tessera.cli",
+            "serve",
+            str(checkpoint),
+            "--port",
+            str(ports[0]),
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=default_signals,
+            )
+        deadline = time.monotonic() + 120
+        while b"tessera: ready at" not in log.read_bytes():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        same = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "already: a Tessera with pid" in same.stderr and "name another with" not in same.stderr
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        assert log.read_text().endswith("tessera: stopped\n")
+        named = subprocess.run(
+            [*command, "--system-port-base", "8081"], capture_output=True, text=True, timeout=60
+        )
+        assert "--system-port-base 8081: something listens on port 8081 already" in named.stderr
+    finally:
+        for each in taken:
+            each.close()
+        if group_members(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -145,16 +147,34 @@ def test_everything_that_is_said_names_the_models(models: Several) -> None:
 def test_a_model_without_workers_refuses_its_own_requests_alone(
     models: Several, checkpoints: dict[str, Path]
 ) -> None:
+    # One that is ready with all models alone.
+    all_of_them = models.start_frontend("--health-needs", "all")
+    until_health(all_of_them, 200, "ready")
     models.workers[TEXTS].kill()
     models.wait(TEXTS, status="not ready")
+    until_health(all_of_them, 503, f"not ready: {TEXTS}")
+    assert httpx.get(f"{all_of_them}/v1/health/ready").status_code == 503
     answer = models.post("/v1/embeddings", model=TEXTS, input="not kept yet")
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
     assert models.post("/v1/embeddings", model=PICTURES, input="a").status_code == 200
     health = httpx.get(f"{models.url}/health")
     assert (health.status_code, health.json()["missing"]) == (200, {"embed": 1, "encode": 0})
+    assert health.json()["ready"] == [PICTURES, RERANKER]
     models.start_worker(TEXTS, checkpoints[TEXTS])
     models.wait(TEXTS)
     assert models.post("/v1/embeddings", model=TEXTS, input="not kept yet").status_code == 200
+    until_health(all_of_them, 200, "ready")
+
+
+def until_health(url: str, status: int, said: str) -> None:
+    """Wait until a frontend answers so."""
+    deadline, found = time.monotonic() + 60, None
+    while found != (status, said):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"{url}/health")
+            found = answer.status_code, answer.json()["status"]
 
 
 def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints: dict[str, Path]) -> None:

@@ -128,8 +128,8 @@ def test_an_encode_worker_for_it_does_not_start(models: dict[str, Path], tmp_pat
 
 
 def test_a_host_of_encode_workers_alone_has_nothing_to_start(models: dict[str, Path], tmp_path: Path) -> None:
-    settings = {"FRONTENDS": "0", "ENCODE_WORKERS": "2", "EMBED_WORKERS": "0"}
-    settings |= {"MODEL_PATH": str(models["llama_nemotron_embed"]), "TMPDIR": str(tmp_path)}
+    settings = {"TESSERA_FRONTENDS": "0", "TESSERA_ENCODE_WORKERS": "2", "TESSERA_EMBED_WORKERS": "0"}
+    settings |= {"TESSERA_MODEL_PATH": str(models["llama_nemotron_embed"]), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [str(ROOT / "launch" / "e_p.sh")],
         capture_output=True,

@@ -21,8 +21,8 @@ def test_the_launcher_and_clients_speak_tls(checkpoint: Path, tmp_path: Path) ->
     authority = Authority(tmp_path)
     cert, key = authority.sign("service")
     environment = {
-        "TLS_CERT": str(cert),
-        "TLS_KEY": str(authority.encrypt(key, "open sesame")),
+        "TESSERA_TLS_CERT": str(cert),
+        "TESSERA_TLS_KEY": str(authority.encrypt(key, "open sesame")),
         "TESSERA_TLS_KEY_PASSWORD": "open sesame",
     }
     with launch(

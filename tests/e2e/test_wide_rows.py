@@ -110,7 +110,7 @@ def test_vectors_are_the_same_by_every_way(
 
 def test_options_of_the_model_reach_every_process(model: Path, inputs: list[Any], tmp_path: Path) -> None:
     """A page is shrunk to 64 tokens by the frontend's plan and by the decoders alike."""
-    environment = {"MODEL_OPTIONS": '{"max_pixels": 65536}', "ENCODE_WORKERS": "1"}
+    environment = {"TESSERA_MODEL_OPTIONS": '{"max_pixels": 65536}', "TESSERA_ENCODE_WORKERS": "1"}
     with launch("e_p.sh", model, tmp_path / "log", workers=2, environment=environment) as service:
         body = {"model": MODEL, "input": inputs[-1:]}
         answer = httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=120)

@@ -137,9 +137,9 @@ def test_the_launcher_looks_whether_a_doors_port_is_free(
                 site,
                 *("-m", "tessera.launch", "agg"),
                 without_site=True,
-                MODEL_PATH=str(checkpoint),
-                DYN_HTTP_PORT=str(http_port),
-                FRONTEND_ARGS=f"{flag}={port}",
+                TESSERA_MODEL_PATH=str(checkpoint),
+                TESSERA_PORT=str(http_port),
+                TESSERA_FRONTEND_ARGS=f"{flag}={port}",
             )
         else:
             words = ("serve", str(checkpoint), flag, str(port), "--port", str(http_port))

@@ -92,7 +92,7 @@ def workers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("kserve-cuda")
     config = folder / "host.yaml"
     config.write_text("vision: {device: cpu}\ntext: {device: cpu}\n")
-    settings = {"ENCODE_ENGINE_ARGS": str(config), "EMBED_ENGINE_ARGS": str(config)}
+    settings = {"TESSERA_ENCODE_ENGINE_ARGS": str(config), "TESSERA_EMBED_ENGINE_ARGS": str(config)}
     with disaggregated(checkpoint, folder, settings) as running:
         yield running
 

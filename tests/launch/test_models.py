@@ -16,18 +16,21 @@ from tessera.worker.settings import parse
 
 
 def model(path: str, said: str = "", **given: str) -> WantedModel:
-    settings = LaunchSettings.read({"MODEL_PATH": path, **given})
+    settings = LaunchSettings.read({"TESSERA_MODEL_PATH": path, **given})
     return WantedModel.one_of_several(settings, split=False, said=said or path)
 
 
 def deployed(wanted: WantedModel, slot: int = 0, workers: int = 1) -> Deployed:
-    kinds = agg_workers(LaunchSettings.read({"AGG_WORKERS": str(workers)}), ())
+    kinds = agg_workers(LaunchSettings.read({"TESSERA_AGG_WORKERS": str(workers)}), ())
     return Deployed(wanted=wanted, slot=slot, settings=wanted.settings, workers=kinds)
 
 
 def test_each_has_a_namespace_by_its_first_name_unless_it_has_its_own() -> None:
     assert model("nvidia/Some_Model.v2").settings.dyn_namespace == "tessera-nvidia-some-model-v2"
-    assert model("/models/one", SERVED_MODEL_NAME="A b", DYN_NAMESPACE="x").settings.dyn_namespace == "x-a"
+    assert (
+        model("/models/one", TESSERA_SERVED_MODEL_NAME="A b", DYN_NAMESPACE="x").settings.dyn_namespace
+        == "x-a"
+    )
     own = WantedModel.one_of_several(LaunchSettings(dyn_namespace="mine"), own_namespace=True, split=False)
     assert own.settings.dyn_namespace == "mine"
 
@@ -35,15 +38,18 @@ def test_each_has_a_namespace_by_its_first_name_unless_it_has_its_own() -> None:
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ({"SERVED_MODEL_NAME": "two,ONE.A"}, r"^b: 'ONE\.A' is the name of a already"),
-        ({"SERVED_MODEL_NAME": "one-a"}, "^b: its workers would be in 'tessera-one-a' like those of a"),
+        ({"TESSERA_SERVED_MODEL_NAME": "two,ONE.A"}, r"^b: 'ONE\.A' is the name of a already"),
+        (
+            {"TESSERA_SERVED_MODEL_NAME": "one-a"},
+            "^b: its workers would be in 'tessera-one-a' like those of a",
+        ),
     ],
 )
 def test_two_that_could_not_be_told_apart_are_refused_by_name(second: dict[str, str], said: str) -> None:
-    first = model("/models/x", "a", SERVED_MODEL_NAME="one_a")
+    first = model("/models/x", "a", TESSERA_SERVED_MODEL_NAME="one_a")
     with pytest.raises(SettingError, match=said):
         check_apart([first, model("/models/y", "b", **second)])
-    check_apart([first, model("/models/y", "b", SERVED_MODEL_NAME="two")])
+    check_apart([first, model("/models/y", "b", TESSERA_SERVED_MODEL_NAME="two")])
 
 
 def test_the_variable_names_several_with_commas_between_them(tmp_path: Path) -> None:
@@ -64,7 +70,12 @@ def test_a_slot_is_the_lowest_that_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MODEL_OPTIONS", "[1]"), ("MODEL_OPTIONS", "{"), ("EXPECT_EMBED_WORKERS", "two")]
+    ("name", "value"),
+    [
+        ("TESSERA_MODEL_OPTIONS", "[1]"),
+        ("TESSERA_MODEL_OPTIONS", "{"),
+        ("TESSERA_EXPECT_EMBED_WORKERS", "two"),
+    ],
 )
 def test_what_frontends_could_not_read_is_refused(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(SettingError, match=f"^{name}={re.escape(value)}: "):
@@ -74,10 +85,10 @@ def test_what_frontends_could_not_read_is_refused(tmp_path: Path, name: str, val
 @pytest.mark.parametrize(
     ("given", "same"),
     [
-        ({"DIMENSIONS_ALLOWED": "8-16", "EXPECT_EMBED_WORKERS": "3"}, True),
-        ({"SERVED_MODEL_NAME": "one,uno"}, True),
-        ({"MODEL_OPTIONS": '{"a": 1}'}, False),
-        ({"AGG_WORKERS": "2"}, False),
+        ({"TESSERA_DIMENSIONS_ALLOWED": "8-16", "TESSERA_EXPECT_EMBED_WORKERS": "3"}, True),
+        ({"TESSERA_SERVED_MODEL_NAME": "one,uno"}, True),
+        ({"TESSERA_MODEL_OPTIONS": '{"a": 1}'}, False),
+        ({"TESSERA_AGG_WORKERS": "2"}, False),
     ],
 )
 def test_workers_stay_where_frontends_alone_see_a_difference(given: dict[str, str], same: bool) -> None:
@@ -96,10 +107,10 @@ def test_frontends_and_workers_find_each_other_by_what_they_are_told(
     one = deployed(
         model(
             str(checkpoint),
-            SERVED_MODEL_NAME="one uno",
-            EXPECT_EMBED_WORKERS="5",
-            MODEL_OPTIONS="{}",
-            DIMENSIONS_ALLOWED="8-16",
+            TESSERA_SERVED_MODEL_NAME="one uno",
+            TESSERA_EXPECT_EMBED_WORKERS="5",
+            TESSERA_MODEL_OPTIONS="{}",
+            TESSERA_DIMENSIONS_ALLOWED="8-16",
         )
     )
     two = deployed(model("org/two"), slot=3, workers=2)

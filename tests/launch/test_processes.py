@@ -25,13 +25,13 @@ def after(process: Process, flag: str) -> str:
 
 def test_ports_cards_and_numbers_of_workers() -> None:
     given = {
-        "FRONTENDS": "2",
-        "ENCODE_WORKERS": "2",
-        "EMBED_WORKERS": "3",
-        "ENCODE_CUDA_VISIBLE_DEVICES": "4",
-        "EMBED_CUDA_VISIBLE_DEVICES": "0,1",
-        "MODEL_PATH": "/models/one",
-        "MODEL_OPTIONS": '{"max_pixels": 8192}',
+        "TESSERA_FRONTENDS": "2",
+        "TESSERA_ENCODE_WORKERS": "2",
+        "TESSERA_EMBED_WORKERS": "3",
+        "TESSERA_ENCODE_CUDA_VISIBLE_DEVICES": "4",
+        "TESSERA_EMBED_CUDA_VISIBLE_DEVICES": "0,1",
+        "TESSERA_MODEL_PATH": "/models/one",
+        "TESSERA_MODEL_OPTIONS": '{"max_pixels": 8192}',
     }
     settings = LaunchSettings.read(given)
     kinds = e_p_workers(settings, ("--colour", "blue"))
@@ -64,10 +64,10 @@ def test_ports_cards_and_numbers_of_workers() -> None:
 
 def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
     given = {
-        "MODEL_PATH": str(tmp_path),
-        "FRONTEND_PAGE": "off",
-        "FRONTEND_ARGS": "--max-inputs 7  --open-metrics",
-        "ALLOWED_LOCAL_MEDIA_PATH": str(tmp_path),
+        "TESSERA_MODEL_PATH": str(tmp_path),
+        "TESSERA_FRONTEND_PAGE": "off",
+        "TESSERA_FRONTEND_ARGS": "--max-inputs 7  --open-metrics",
+        "TESSERA_ALLOWED_LOCAL_MEDIA_PATH": str(tmp_path),
     }
     machine = Machine(cores=2, nbytes=8 << 30)
     settings = settled(LaunchSettings.read(given), machine)
@@ -113,7 +113,11 @@ def test_mps_sees_every_card_so_that_workers_name_them_alike() -> None:
 
 
 def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Path) -> None:
-    environment = {"MODEL_PATH": str(tmp_path), "HOST_ADDRESS": "127.0.0.1", "PYTHON": sys.executable}
+    environment = {
+        "TESSERA_MODEL_PATH": str(tmp_path),
+        "TESSERA_HOST_ADDRESS": "127.0.0.1",
+        "PYTHON": sys.executable,
+    }
     python, words, own = command(["embed", "--colour", "blue"], environment)
     assert (python, words[:2], words[-2:]) == (
         sys.executable,
@@ -122,7 +126,7 @@ def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Pat
     )
     assert (own["DYN_TCP_RPC_HOST"], own["DYN_SYSTEM_PORT"]) == ("127.0.0.1", "9090")
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": "lo"}}'
-    _, words, _ = command(["encode"], environment | {"NIXL_INTERFACES": ""})
+    _, words, _ = command(["encode"], environment | {"TESSERA_NIXL_INTERFACES": ""})
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": ""}}'
     _, words, own = command(["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
     assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"
@@ -138,17 +142,21 @@ models:
 def test_roles_of_several_models_read_one_file(checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(LIST.replace("PATH", str(checkpoint)))
-    environment = {"MODELS_FILE": str(file), "HOST_ADDRESS": "127.0.0.1", "DYN_NAMESPACE": "ns"}
+    environment = {
+        "TESSERA_MODELS_FILE": str(file),
+        "TESSERA_HOST_ADDRESS": "127.0.0.1",
+        "DYN_NAMESPACE": "ns",
+    }
     _, words, own = command(["frontend"], environment)
     assert after_word(words, "--models") == str(file) and "--model-path" not in words
     assert own["DYN_NAMESPACE"] == "ns"
-    _, words, own = command(["embed"], environment | {"SERVED_MODEL_NAME": "EMBED.1"})
+    _, words, own = command(["embed"], environment | {"TESSERA_SERVED_MODEL_NAME": "EMBED.1"})
     worker = parse_worker(words[2:])
     assert (worker.model_path, worker.served_model_names) == (checkpoint, ("Embed_1", "other"))
     assert worker.model_options == {"max_pixels": 8192}
     assert worker.rpc.namespace == own["DYN_NAMESPACE"] == "ns-embed-1"
     assert worker.encode_endpoint == "dyn://ns-embed-1.encode.generate"
-    _, words, _ = command(["embed"], environment | {"SERVED_MODEL_NAME": "org/two"})
+    _, words, _ = command(["embed"], environment | {"TESSERA_SERVED_MODEL_NAME": "org/two"})
     assert [after_word(words, flag) for flag in ("--model-path", "--namespace", "--encode-endpoint")] == [
         *("org/two", "far"),
         "dyn://x.encode.generate",
@@ -162,12 +170,12 @@ def after_word(words: list[str], flag: str) -> str:
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        (LIST, "three", "SERVED_MODEL_NAME=three: says which of Embed_1, other, org/two of "),
-        (LIST, "", "SERVED_MODEL_NAME=: says which of"),
-        ("models: 3", "a", "MODELS_FILE=.*: is no list of models"),
-        ("models: [{}]", "a", "MODELS_FILE=.*: is no list of models: 'model_path'"),
-        ("{", "a", "MODELS_FILE=.*: is no list of models"),
-        (None, "a", "MODELS_FILE=.*: No such file"),
+        (LIST, "three", "TESSERA_SERVED_MODEL_NAME=three: says which of Embed_1, other, org/two of "),
+        (LIST, "", "TESSERA_SERVED_MODEL_NAME=: says which of"),
+        ("models: 3", "a", "TESSERA_MODELS_FILE=.*: is no list of models"),
+        ("models: [{}]", "a", "TESSERA_MODELS_FILE=.*: is no list of models: 'model_path'"),
+        ("{", "a", "TESSERA_MODELS_FILE=.*: is no list of models"),
+        (None, "a", "TESSERA_MODELS_FILE=.*: No such file"),
     ],
 )
 def test_a_worker_of_no_model_of_the_file_is_refused(
@@ -177,4 +185,11 @@ def test_a_worker_of_no_model_of_the_file_is_refused(
     if text is not None:
         file.write_text(text.replace("PATH", str(tmp_path)))
     with pytest.raises(SettingError, match=said):
-        command(["agg"], {"MODELS_FILE": str(file), "SERVED_MODEL_NAME": name, "HOST_ADDRESS": "127.0.0.1"})
+        command(
+            ["agg"],
+            {
+                "TESSERA_MODELS_FILE": str(file),
+                "TESSERA_SERVED_MODEL_NAME": name,
+                "TESSERA_HOST_ADDRESS": "127.0.0.1",
+            },
+        )

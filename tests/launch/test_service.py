@@ -41,16 +41,22 @@ def signals() -> Iterator[Signals]:
 
 
 def wanted(name: str, checkpoint: Path, base: int, *worker: str, **given: str) -> WantedModel:
-    values = {"MODEL_PATH": str(checkpoint), "SERVED_MODEL_NAME": name, "DYN_SYSTEM_PORT_BASE": str(base)}
+    values = {
+        "TESSERA_MODEL_PATH": str(checkpoint),
+        "TESSERA_SERVED_MODEL_NAME": name,
+        "TESSERA_SYSTEM_PORT_BASE": str(base),
+    }
     settings = LaunchSettings.read(values | given)
-    return WantedModel.one_of_several(settings, split="ENCODE_WORKERS" in given, worker=worker, said=name)
+    return WantedModel.one_of_several(
+        settings, split="TESSERA_ENCODE_WORKERS" in given, worker=worker, said=name
+    )
 
 
 class Placing:
     """A service of which nothing but its processes is looked at."""
 
     def __init__(self, signals: Signals, base: int, *models: WantedModel) -> None:
-        settings = LaunchSettings.read({"DYN_SYSTEM_PORT_BASE": str(base), "FRONTENDS": "1"})
+        settings = LaunchSettings.read({"TESSERA_SYSTEM_PORT_BASE": str(base), "TESSERA_FRONTENDS": "1"})
         self.service = Service(
             settings,
             models,
@@ -86,8 +92,10 @@ def test_workers_are_spread_and_told_their_shares(
     monkeypatch.setattr(service, "this_machine", lambda environment: machine)
     monkeypatch.setattr(service, "free_memory_bytes", lambda: 60 * GIB)
     (base,) = free_ports(8)[:1]
-    one = wanted("one", checkpoint, base, "--multimodal-embedding-cache-capacity-gb=8", AGG_WORKERS="1")
-    two = wanted("two", checkpoint, base, ENCODE_WORKERS="1", EMBED_WORKERS="2")
+    one = wanted(
+        "one", checkpoint, base, "--multimodal-embedding-cache-capacity-gb=8", TESSERA_AGG_WORKERS="1"
+    )
+    two = wanted("two", checkpoint, base, TESSERA_ENCODE_WORKERS="1", TESSERA_EMBED_WORKERS="2")
     placing = Placing(signals, base, one, two)
     models = placing.place()
     found = [worker for model in models for worker in placing.workers(model)]
@@ -107,15 +115,15 @@ def test_workers_are_spread_and_told_their_shares(
     assert "agg worker 0 of one" in capsys.readouterr().err
 
     # One more gets what is left, and what runs keeps its places.
-    (three,) = placing.place(wanted("three", checkpoint, base, AGG_WORKERS="1"))
+    (three,) = placing.place(wanted("three", checkpoint, base, TESSERA_AGG_WORKERS="1"))
     assert (three.slot, list(three.ports), three.workers[0].cards) == (2, [base + 4], ["GPU-0"])
     large = "--multimodal-embedding-cache-capacity-gb=55"
     with pytest.raises(
         SettingError, match=r"(?s)agg worker 0 of one .* GiB: runs already.*agg worker 0 of four"
     ):
-        placing.place(wanted("four", checkpoint, base, large, AGG_WORKERS="1"))
+        placing.place(wanted("four", checkpoint, base, large, TESSERA_AGG_WORKERS="1"))
     # In its place it fits.
     (four,) = placing.place(
-        wanted("four", checkpoint, base, large[:-2] + "50", AGG_WORKERS="1"), leaving=("one",)
+        wanted("four", checkpoint, base, large[:-2] + "50", TESSERA_AGG_WORKERS="1"), leaving=("one",)
     )
     assert list(four.ports) == [base + 4]

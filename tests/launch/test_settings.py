@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,17 @@ from docs.tables import variables
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.processes import frontend_flags, shared_flags, without_source
 from tessera.launch.role import command
-from tessera.launch.settings import LaunchSettings, SettingError, settings, variables_help
+from tessera.launch.settings import (
+    LaunchSettings,
+    RoleSettings,
+    SettingError,
+    Shared,
+    read_fields,
+    settings,
+    variable_of,
+    variables_help,
+)
+from tessera.launch.variables import NO_SETTINGS, out_of_date, unknown
 from tessera.settings import Field, fields_of
 from tessera.worker.settings import WorkerSettings
 
@@ -24,17 +33,20 @@ ROOT = Path(__file__).parents[2]
 
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
     e_p, agg = variables_help("e_p"), variables_help("agg")
-    assert "ENCODE_WORKERS, EMBED_WORKERS (one per GPU)" in e_p and "CUDA_MPS (auto)" in e_p
-    assert "ENCODE_WORKERS," not in agg and "AGG_WORKERS" in agg
-    assert "AGG_WORKERS" not in e_p
+    assert (
+        "TESSERA_ENCODE_WORKERS, TESSERA_EMBED_WORKERS (one per GPU)" in e_p
+        and "TESSERA_CUDA_MPS (auto)" in e_p
+    )
+    assert "TESSERA_ENCODE_WORKERS," not in agg and "TESSERA_AGG_WORKERS" in agg
+    assert "TESSERA_AGG_WORKERS" not in e_p
     assert "`" not in e_p and "](" not in e_p
 
 
 def test_every_variable_that_the_launcher_reads_is_in_the_table() -> None:
     rows = variables()
-    read = {each.name.upper() for each in fields(LaunchSettings)} - {"PASSED", "WRITTEN"}
+    read = {each.variable for each in settings()}
     # These are read elsewhere.
-    named = set(re.findall(r"`([A-Z_]+)`", rows)) - {"PIP_ARGS", "OTEL_TRACES_EXPORTER"}
+    named = set(re.findall(r"`([A-Z_]+)`", rows)) - {"TESSERA_PIP_ARGS", "OTEL_TRACES_EXPORTER"}
     assert named - {"OTEL_EXPORTER_OTLP_ENDPOINT"} == read
     flags = [each.setting.flag for each in settings() if each.setting.flag]
     assert len(flags) == len(set(flags)) > 30 and all(f"`{flag}`" in rows for flag in flags)
@@ -42,21 +54,24 @@ def test_every_variable_that_the_launcher_reads_is_in_the_table() -> None:
 
 def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
     given = {
-        "FRONTENDS": "2",
-        "DYN_HTTP_HOST": "",
-        "MODEL_PATH": "/models/one/",
-        "READY_TIMEOUT_SECONDS": "0.5",
+        "TESSERA_FRONTENDS": "2",
+        "TESSERA_HOST": "",
+        "TESSERA_MODEL_PATH": "/models/one/",
+        "TESSERA_READY_TIMEOUT_SECONDS": "0.5",
     }
     found = LaunchSettings.read(given)
     assert (found.frontends, found.dyn_http_host) == (2, "127.0.0.1")
     assert (found.model_name, found.ready_timeout_seconds) == ("one", 0.5)
     assert found.of_dynamo()["DYN_DISCOVERY_BACKEND"] == "file"
-    assert (found.named("frontends"), found.named("dyn_http_port")) == ("FRONTENDS=2", "DYN_HTTP_PORT=8000")
+    assert (found.named("frontends"), found.named("dyn_http_port")) == (
+        "TESSERA_FRONTENDS=2",
+        "TESSERA_PORT=8000",
+    )
 
 
 @pytest.mark.parametrize("text", ["one,two", " one two one", "one, two,"])
 def test_a_model_has_several_names_and_the_first_is_said(text: str) -> None:
-    found = LaunchSettings.read({"SERVED_MODEL_NAME": text, "DIMENSIONS_ALLOWED": "64-96"})
+    found = LaunchSettings.read({"TESSERA_SERVED_MODEL_NAME": text, "TESSERA_DIMENSIONS_ALLOWED": "64-96"})
     assert (found.model_names, found.model_name) == (["one", "two"], "one")
     flags = shared_flags(found)
     at = flags.index("--served-model-name")
@@ -66,11 +81,13 @@ def test_a_model_has_several_names_and_the_first_is_said(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["two", "-1", "01", "1.5", " 1"])
 def test_what_is_no_whole_number_is_refused(value: str) -> None:
-    with pytest.raises(SettingError, match=f"^FRONTENDS={value}: is not a whole number$"):
-        LaunchSettings.read({"FRONTENDS": value})
+    with pytest.raises(SettingError, match=f"^TESSERA_FRONTENDS={value}: is not a whole number$"):
+        LaunchSettings.read({"TESSERA_FRONTENDS": value})
 
 
-@pytest.mark.parametrize("name", ["CUDA_MPS", "LOG_LEVEL", "FRONTEND_PAGE", "DYN_DISCOVERY_BACKEND"])
+@pytest.mark.parametrize(
+    "name", ["TESSERA_CUDA_MPS", "TESSERA_LOG_LEVEL", "TESSERA_FRONTEND_PAGE", "DYN_DISCOVERY_BACKEND"]
+)
 def test_what_is_none_of_a_few_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match=f"^{name}=maybe: is none of .*, "):
         LaunchSettings.read({name: "maybe"})
@@ -102,7 +119,7 @@ def every(kind: type[msgspec.Struct]) -> Iterator[Field]:
     ],
 )
 def test_ports_of_doors_are_as_they_were_written(flags: str, ports: dict[str, str]) -> None:
-    assert LaunchSettings.read({"FRONTEND_ARGS": flags}).door_ports == ports
+    assert LaunchSettings.read({"TESSERA_FRONTEND_ARGS": flags}).door_ports == ports
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, None), ({"PYTHONPATH": "/a:/b"}, "/a:/b")])
@@ -119,15 +136,59 @@ def test_children_do_not_see_the_source_that_the_launcher_runs_from(
     [("org/name", "org/name"), ("org/name@v1", "org/name"), ("/models/one/", "one"), ("one", "one")],
 )
 def test_a_model_is_called_as_the_hub_or_its_directory_calls_it(model: str, name: str) -> None:
-    settings = LaunchSettings.read({"MODEL_PATH": model})
+    settings = LaunchSettings.read({"TESSERA_MODEL_PATH": model})
     assert settings.model_name == name
     assert settings.hub_model == (name if "org" in model else None)
 
 
 def test_a_role_is_given_the_name_that_it_downloads() -> None:
-    given = {"MODEL_PATH": "org/name", "MODEL_REVISION": "v1", "HOST_ADDRESS": "127.0.0.1"}
+    given = {"TESSERA_MODEL_PATH": "org/name", "TESSERA_REVISION": "v1", "TESSERA_HOST_ADDRESS": "127.0.0.1"}
     _, words, _ = command(["frontend"], given)
     flags = " ".join(words)
     assert "--model-path org/name --revision v1 " in flags and "--served-model-name org/name " in flags
-    with pytest.raises(SettingError, match=r"MODEL_PATH=org/name@v2: .* another revision than --revision v1"):
-        command(["frontend"], given | {"MODEL_PATH": "org/name@v2"})
+    with pytest.raises(
+        SettingError, match=r"TESSERA_MODEL_PATH=org/name@v2: .* another revision than --revision v1"
+    ):
+        command(["frontend"], given | {"TESSERA_MODEL_PATH": "org/name@v2"})
+
+
+@pytest.mark.parametrize("kind", [LaunchSettings, RoleSettings])
+def test_a_name_of_before_works_and_says_the_one_of_now(kind: type[Shared]) -> None:
+    for each in read_fields(kind):
+        text = "7" if each.kind in (int, float) else (*each.choices, "seven")[0]
+        old, new = each.name.upper(), each.variable
+        by_old, by_new = kind.read({old: text}), kind.read({new: text, old: "never read"})
+        assert getattr(by_old, each.name) == getattr(by_new, each.name), old
+        assert by_new.named(each.name) == f"{new}={text}"
+        sentences = out_of_date({old: text}, kind, scripts=True)
+        assert sentences == [] or [f"{old} is called {new} now" in said for said in sentences] == [True]
+        # Dynamo and others have the rest.
+        assert bool(sentences) is not variable_of(each).others
+
+
+def test_variables_of_ours_that_nobody_reads_are_named_with_what_was_meant() -> None:
+    given = {
+        "TESSERA_MAX_INPUT": "3",
+        "TESSERA_PORTT": "3",
+        # Read by frontends, workers, the launcher, and for keys.
+        **dict.fromkeys(("TESSERA_MAX_INPUTS", "TESSERA_ENCODE_WAIT_SECONDS", "TESSERA_FRONTENDS"), "3"),
+        **dict.fromkeys(NO_SETTINGS, "x"),
+        # As Kubernetes says of a service that is called tessera.
+        "TESSERA_PORT": "tcp://10.0.0.1:8000",
+        "TESSERA_SERVICE_HOST": "10.0.0.1",
+        "TESSERA_SERVICE_PORT_HTTP": "8000",
+        "TESSERA_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "TESSERA_EMPTY": "",
+        "OTHER": "x",
+    }
+    assert unknown(given) == [
+        "TESSERA_MAX_INPUT does nothing: no setting has such a variable, did you mean TESSERA_MAX_INPUTS?",
+        "TESSERA_PORTT does nothing: no setting has such a variable, did you mean TESSERA_PORT?",
+    ]
+    assert LaunchSettings.read(given).dyn_http_port == 8000
+
+
+def test_every_variable_of_ours_in_the_source_is_a_setting_or_known_as_none() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "components/src").rglob("*.py"))
+    named = set(re.findall(r"\bTESSERA_[A-Z_]+[A-Z]\b", source))
+    assert len(named) > 10 and unknown(dict.fromkeys(named, "x")) == []

@@ -66,32 +66,41 @@ def test_a_model_of_text_alone_has_all_cards_for_its_texts() -> None:
 
 
 def test_numbers_that_are_given_stay_and_take_the_cards_in_turn() -> None:
-    assert cards("e_p", host(2), ENCODE_WORKERS="1", EMBED_WORKERS="1") == {"encode": ["0"], "embed": ["1"]}
-    assert cards("e_p", host(4), ENCODE_WORKERS="1") == {"encode": ["0"], "embed": ["1", "2", "3", "0"]}
-    assert cards("e_p", host(4), ENCODE_WORKERS="0", EMBED_WORKERS="2") == {"encode": [], "embed": ["0", "1"]}
-    assert cards("agg", host(2), AGG_WORKERS="3") == {"agg": ["0", "1", "0"]}
-    assert cards("agg", host(0), AGG_WORKERS="3") == {"agg": ["", "", ""]}
+    assert cards("e_p", host(2), TESSERA_ENCODE_WORKERS="1", TESSERA_EMBED_WORKERS="1") == {
+        "encode": ["0"],
+        "embed": ["1"],
+    }
+    assert cards("e_p", host(4), TESSERA_ENCODE_WORKERS="1") == {
+        "encode": ["0"],
+        "embed": ["1", "2", "3", "0"],
+    }
+    assert cards("e_p", host(4), TESSERA_ENCODE_WORKERS="0", TESSERA_EMBED_WORKERS="2") == {
+        "encode": [],
+        "embed": ["0", "1"],
+    }
+    assert cards("agg", host(2), TESSERA_AGG_WORKERS="3") == {"agg": ["0", "1", "0"]}
+    assert cards("agg", host(0), TESSERA_AGG_WORKERS="3") == {"agg": ["", "", ""]}
 
 
 def test_lists_that_are_given_win() -> None:
-    lists = {"ENCODE_CUDA_VISIBLE_DEVICES": "6", "EMBED_CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,"}
+    lists = {"TESSERA_ENCODE_CUDA_VISIBLE_DEVICES": "6", "TESSERA_EMBED_CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,"}
     assert cards("e_p", host(8), **lists) == {"encode": ["6"], "embed": ["GPU-a", "GPU-b"]}
-    assert cards("e_p", host(8), ENCODE_WORKERS="2", **lists)["encode"] == ["6", "6"]
-    assert cards("agg", host(2), AGG_CUDA_VISIBLE_DEVICES="1") == {"agg": ["1"]}
+    assert cards("e_p", host(8), TESSERA_ENCODE_WORKERS="2", **lists)["encode"] == ["6", "6"]
+    assert cards("agg", host(2), TESSERA_AGG_CUDA_VISIBLE_DEVICES="1") == {"agg": ["1"]}
 
 
 @pytest.mark.parametrize(
     ("script", "machine", "given", "shares"),
     [
         ("agg", host(0), {}, [[1]]),
-        ("agg", host(0), {"AGG_WORKERS": "2"}, [[1, 1]]),
-        ("agg", host(1), {"AGG_WORKERS": "2"}, [[2, 2]]),
+        ("agg", host(0), {"TESSERA_AGG_WORKERS": "2"}, [[1, 1]]),
+        ("agg", host(1), {"TESSERA_AGG_WORKERS": "2"}, [[2, 2]]),
         ("agg", host(2), {}, [[1, 1]]),
         ("e_p", host(1), {}, [[2], [2]]),
         ("e_p", host(2), {}, [[2, 2], [2, 2]]),
-        ("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}, [[1], [1]]),
-        ("e_p", host(2), {"ENCODE_WORKERS": "1"}, [[2], [1, 2]]),
-        ("e_p", host(2), {"EMBED_CUDA_VISIBLE_DEVICES": "0"}, [[1, 2], [2]]),
+        ("e_p", host(2), {"TESSERA_ENCODE_WORKERS": "1", "TESSERA_EMBED_WORKERS": "1"}, [[1], [1]]),
+        ("e_p", host(2), {"TESSERA_ENCODE_WORKERS": "1"}, [[2], [1, 2]]),
+        ("e_p", host(2), {"TESSERA_EMBED_CUDA_VISIBLE_DEVICES": "0"}, [[1, 2], [2]]),
     ],
 )
 def test_workers_are_told_who_is_on_their_card(
@@ -102,7 +111,9 @@ def test_workers_are_told_who_is_on_their_card(
 
 def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
     machine, model = host(2), str(tmp_path)
-    settings, kinds, shares = started("e_p", machine, MODEL_PATH=model, ENGINE_ARGS="", FRONTENDS="0")
+    settings, kinds, shares = started(
+        "e_p", machine, TESSERA_MODEL_PATH=model, TESSERA_ENGINE_ARGS="", TESSERA_FRONTENDS="0"
+    )
     (tmp_path / "none.yaml").touch()
     for process in processes(settings, kinds, {}, shares):
         arguments = list(process.arguments[2:])
@@ -118,7 +129,7 @@ def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
         (
             "agg",
             host(1),
-            {"FRONTENDS": "6"},
+            {"TESSERA_FRONTENDS": "6"},
             "1 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 agg worker",
         ),
         (
@@ -135,12 +146,16 @@ def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
             "1 encode and 1 embed on each card",
         ),
         (
-            *("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}),
+            *("e_p", host(2), {"TESSERA_ENCODE_WORKERS": "1", "TESSERA_EMBED_WORKERS": "1"}),
             "2 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker; "
             "card 0: 1 encode; card 1: 1 embed",
         ),
         (
-            *("e_p", host(0), {"ENCODE_WORKERS": "0", "EMBED_WORKERS": "0", "FRONTENDS": "2"}),
+            *(
+                "e_p",
+                host(0),
+                {"TESSERA_ENCODE_WORKERS": "0", "TESSERA_EMBED_WORKERS": "0", "TESSERA_FRONTENDS": "2"},
+            ),
             "16 cores, 128 GiB: 2 frontends, no worker",
         ),
     ],
@@ -157,23 +172,23 @@ def test_cards_of_several_kinds_are_counted_apart() -> None:
         nbytes=64 * GIB,
         cards=(Card(entry="0", name="GB10"), Card(entry="MIG-1", name="MIG 3g.20gb", nbytes=20 * GIB)),
     )
-    said = line("agg", mixed, AGG_WORKERS="1")
+    said = line("agg", mixed, TESSERA_AGG_WORKERS="1")
     assert said == "this host: 1 GB10, 1 MIG 3g.20gb of 20 GiB, 8 cores, 64 GiB: 3 frontends, 1 agg worker"
 
 
 def test_a_number_of_frontends_that_is_given_stays() -> None:
-    assert started("agg", host(8), FRONTENDS="1")[0].frontends == 1
-    assert started("agg", host(8), FRONTENDS="0")[0].frontends == 0
+    assert started("agg", host(8), TESSERA_FRONTENDS="1")[0].frontends == 1
+    assert started("agg", host(8), TESSERA_FRONTENDS="0")[0].frontends == 0
 
 
 def test_frontends_bound_their_requests_together_and_arguments_win(tmp_path: Path) -> None:
     def limit(**given: str) -> int:
-        settings, kinds, shares = started("agg", host(1), MODEL_PATH=str(tmp_path), **given)
+        settings, kinds, shares = started("agg", host(1), TESSERA_MODEL_PATH=str(tmp_path), **given)
         frontend = processes(settings, kinds, {}, shares)[0]
         return parse_frontend(frontend.arguments[2:]).limits.max_in_flight
 
-    assert (limit(), limit(FRONTENDS="1")) == (6144, 1024)
-    assert limit(FRONTEND_ARGS="--max-in-flight 7") == 7
+    assert (limit(), limit(TESSERA_FRONTENDS="1")) == (6144, 1024)
+    assert limit(TESSERA_FRONTEND_ARGS="--max-in-flight 7") == 7
 
 
 def several(machine: Machine, *given: dict[str, str]) -> list[Workers]:
@@ -187,10 +202,10 @@ def several(machine: Machine, *given: dict[str, str]) -> list[Workers]:
 
 def test_models_spread_over_the_cards() -> None:
     assert [kind.cards for kind in several(host(2), {}, {})] == [["0", "1"], ["0", "1"]]
-    one = {"AGG_WORKERS": "1"}
+    one = {"TESSERA_AGG_WORKERS": "1"}
     assert [kind.cards for kind in several(host(4), one, one, one)] == [["0"], ["1"], ["2"]]
     # What is tied to a card is not joined while others are free.
-    tied = one | {"AGG_CUDA_VISIBLE_DEVICES": "0"}
+    tied = one | {"TESSERA_AGG_CUDA_VISIBLE_DEVICES": "0"}
     assert [kind.cards for kind in several(host(2), one, tied)] == [["1"], ["0"]]
     later = on_cards([replace(several(host(2), one)[0], gpus="")], host(2), several(host(2), one))
     assert later[0].cards == ["1"]
@@ -198,7 +213,7 @@ def test_models_spread_over_the_cards() -> None:
 
 
 def test_workers_of_models_are_named_and_counted_together() -> None:
-    kinds = several(host(2), {}, {"AGG_WORKERS": "1"})
+    kinds = several(host(2), {}, {"TESSERA_AGG_WORKERS": "1"})
     assert [kind.name(0) for kind in kinds] == ["agg worker 0 of m0", "agg worker 0 of m1"]
     assert sharing(kinds, host(2)) == [[2, 1], [2]]
     said = described(LaunchSettings(frontends=1), kinds, host(2))

@@ -37,10 +37,18 @@ def embed(*words: str | Path, status: int = 0, **options: Any) -> subprocess.Com
     return ran
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For every engine: two cores have those of four tests at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    # More than two parts of pictures: each takes as long as 40 texts, and seven runs embed all of it.
-    return make_corpus(tmp_path_factory.mktemp("corpus"), texts=240, pictures=12, pages=12)
+    # More than two parts of pictures, each of one tile: seven runs embed all of it.
+    return make_corpus(tmp_path_factory.mktemp("corpus"), texts=240, pictures=12, pages=12, square=True)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +207,7 @@ def test_a_dry_run_leaves_out_what_is_done(tmp_path: Path, format: str) -> None:
     folder.mkdir()
     for name in ("a", "b"):
         (folder / f"{name}.txt").write_text(f"a text of {name}")
-    (folder / "d.pdf").write_bytes(pdf(["one", "two", "three"]))
+    (folder / "d.pdf").write_bytes(pdf(["one", "two", "three"], square=True))
     words = [folder, "--out", out, "--format", format]
     embed(*words)
     (folder / "b.txt").write_text("another text")
@@ -267,7 +275,13 @@ def test_what_was_embedded_is_found_by_picture_and_by_text(
     first, second = search(unbroken, "--image", picture, "--top", "2").stdout.splitlines()
     assert first.split() == ["1.", "1.000", f"{corpus.sources[1]}/7/7.jpg"] and second.startswith("   2.")
     line = json.loads(Path(corpus.sources[0]).read_text().splitlines()[5])
-    (found,) = search(unbroken, line["text"], "--top", "1").stdout.splitlines()
+    found, text = search(unbroken, line["text"], "--top", "1").stdout.splitlines()
     assert found.split()[0] == "1."
+    assert corpus.sources[0] in text and f"“{line['text'][:90]}" in text
+    (result,) = json.loads(search(unbroken, line["text"], "--top", "1", "--json").stdout)["results"]
+    assert (result["rank"], result["source"], result["page"]) == (1, str(corpus.sources[0]), None)
+    assert result["id"] == found.split()[2] and result["text"] == line["text"][:600]
     assert "give a text" in search(unbroken, status=1).stderr
+    (wrong,) = search(unbroken, "a", "--tops", "1", status=2).stderr.splitlines()
+    assert wrong.startswith("tessera search: unrecognized arguments: --tops") and "--help" in wrong
     assert "is not what tessera embed writes" in search(tmp_path, "text", status=1).stderr

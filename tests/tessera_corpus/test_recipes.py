@@ -47,7 +47,7 @@ def test_the_page_that_is_asked_for_is_the_first_of_a_folder(tmp_path: Path) -> 
     (reports / "scenes.pdf").write_bytes(drawn(["pair-02", "scene-04", "table-01"]))
     (reports / "2025" / "charts.pdf").write_bytes(drawn(["chart-01", "chart-03", "page-03"]))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    own = {name: value for name, value in os.environ.items() if name != "MODEL_PATH"} | {"PATH": path}
+    own = {name: value for name, value in os.environ.items() if name != "TESSERA_MODEL_PATH"} | {"PATH": path}
     ran = subprocess.run(
         ["bash", "-ec", COMMANDS],
         cwd=tmp_path,

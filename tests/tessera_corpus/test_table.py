@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +15,7 @@ from tessera_corpus.item import Document, Failure, Item, Row
 from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.settings import Columns, SourceSettings
+from tests.tessera_corpus.output.made import write_lance
 
 HONOURED = Honoured(models=(), dimensions=256)
 
@@ -38,7 +38,7 @@ def test_rows_of_a_table(tmp_path: Path, kind: str) -> None:
         }
     )
     path = tmp_path / f"in.{kind}"
-    pq.write_table(table, path) if kind == "parquet" else lance.write_dataset(table, str(path))
+    pq.write_table(table, path) if kind == "parquet" else write_lance(table, path)
     rows = read(path)
     assert rows[0] == Item(id="text", source=f"{path}:0", parts=("t",))
     assert rows[1] == Item(id="bytes", source=f"{path}:1", page=3, parts=(ImageFile(b"png"), "beside"))

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tessera.engine.streams import CudaStreams
 from tessera.launched import Launched
 from tests.references.tensorrt_network import Network
 
@@ -157,7 +158,7 @@ class StandInRuntimeConfig:
         return True
 
 
-class HostStreams:
+class HostStreams(CudaStreams):
     """Streams whose work is done at once; graphs are what they repeat, and are counted."""
 
     handle = 7

@@ -23,9 +23,9 @@ def slab() -> Iterator[Slab]:
 async def test_slots_are_views_of_whole_units(slab: Slab) -> None:
     first = await slab.acquire(11, timeout=1)
     second = await slab.acquire(1, timeout=1)
-    assert (first.offset, first.shape, first.rows.nbytes) == (0, (11, 4), 11 * 16)
-    assert (second.offset, second.shape) == (20 * 16, (1, 4))
-    assert second.rows.data_ptr() == slab.rows.data_ptr() + second.offset
+    assert (first.block, first.shape, first.rows.nbytes) == (0, (11, 4), 11 * 16)
+    assert (second.block, second.shape) == (2, (1, 4))
+    assert second.rows.data_ptr() == slab.rows.data_ptr() + 20 * 16
     assert slab.stats().used_bytes == 30 * 16
     assert slab.stats().held == 2
 
@@ -98,7 +98,7 @@ async def test_an_expired_slot_is_swept_by_itself(slab: Slab) -> None:
     slot = await slab.acquire(40, timeout=1)
     slab.lease(slot, "shm", "encoder-1")
     again = await slab.acquire(1, timeout=5)
-    assert again.offset == 0
+    assert again.block == 0
     stats = slab.stats()
     assert (stats.released, stats.expired, stats.waits) == (0, 1, 1)
 

@@ -150,7 +150,7 @@ class Host:
         transport = self.inbox._transports["nixl"]
         assert isinstance(transport, NixlTransport) and transport._staging is not None
         transport._agent.reap()
-        return transport.quarantined, transport._staging.rows_space.used
+        return transport._agent.quarantined, transport._staging.rows_space.used
 
     async def listening(self) -> set[str]:
         return listening_addresses()

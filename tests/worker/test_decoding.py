@@ -34,9 +34,19 @@ from tessera.imaging import FORMATS
 from tessera.models import open_model
 from tessera.models.base import Pixels, VisionSpec
 from tessera.sandbox.memory import mapped, shared
-from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
-from tessera.worker.decoding.messages import Decoded, Limits, decode_answer, encode, memory_bytes
-from tessera.worker.decoding.pool import empty_in, fits, read, write
+from tessera.worker.decoding import (
+    Decoded,
+    Limits,
+    ProcessDecoder,
+    ThreadDecoder,
+    decode_answer,
+    empty_in,
+    encode,
+    fits,
+    memory_bytes,
+    read,
+    write,
+)
 from tessera_tools.random_checkpoint.checkpoint import families
 from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
 

@@ -187,8 +187,8 @@ async def test_rows_of_an_engine_that_rounds_as_none_does_now_are_not_taken(
         rows.roundings, rows.next = roundings, next_
         await embedder(item)
         assert len(rows.calls) == calls, roundings
-    stats = embedder.cache.stats()
-    assert (stats.hits, stats.misses, stats.entries) == (3, 3, 3)
+    cache = embedder.cache
+    assert (cache.hits, cache.misses, len(cache)) == (3, 3, 3)
 
 
 async def test_items_are_answered_in_order(make: MakeEmbedder) -> None:
@@ -269,9 +269,9 @@ async def test_cached_images_go_to_the_items_that_have_them(make: MakeEmbedder, 
     reply = await embedder(with_images(model, two), with_images(model, three))
     assert embedder.vectors(reply)[:, 2].tolist() == [5.0 * TILE_ROWS, 7.0 * TILE_ROWS]
     assert reply.cached_tokens == (TILE_ROWS, 0)
-    stats = embedder.cache.stats()
+    cache = embedder.cache
     # One that two items have is looked up once.
-    assert (stats.hits, stats.misses, stats.evictions) == (3, 3, 1)
+    assert (cache.hits, cache.misses, cache.evictions) == (3, 3, 1)
 
 
 async def test_an_image_that_is_asked_for_often_at_once_is_encoded_once(

@@ -1,9 +1,13 @@
-"""Describes one word of the command ``tessera``, for packages that add some."""
+"""Describes one word of the command ``tessera``, for packages that add some, and reads its command line."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NoReturn
+
+from tessera.terminal import complain
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,11 @@ class Command:
     def missing(self) -> tuple[str, ...]:
         """The modules of ``needs`` that are not installed."""
         return tuple(name for name in self.needs if find_spec(name) is None)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{self.prog}: {message}; {self.prog} --help lists what there is")
+        raise SystemExit(2)

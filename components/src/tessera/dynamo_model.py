@@ -9,14 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tessera.errors import (
-    ConfigError,
-    InvalidInput,
-    MediaFetchError,
-    ModelNotFound,
-    Overloaded,
-    TesseraError,
-)
+from tessera.errors import ConfigError, InvalidInput, MediaFetchError, TesseraError
+from tessera.frontend.admission.room import too_many
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.exchange import Exchange
@@ -27,6 +21,7 @@ from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtyp
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import Ask, LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.serving.served import not_found
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine
 from tessera.models.base import Model, OutputKind
@@ -92,7 +87,7 @@ class DynamoModel:
 
     async def _answer(self, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
         if self._in_flight >= self._limits.max_in_flight:
-            raise Overloaded(f"{self._in_flight} requests are being answered already", retry_after=1.0)
+            raise too_many(self._limits.max_in_flight)
         self._in_flight += 1
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
@@ -109,8 +104,8 @@ class DynamoModel:
     def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
         fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}
         request = parse_embeddings(fields, limits=self._limits.request, models=self._served)
-        if request.model not in (None, *self._served):
-            raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
+        if request.model is not None and request.model not in self._served:
+            raise not_found(request.model, self._served)
         if request.dtype is not EmbedDtype.FLOAT32:
             raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")
         for name, asked in (("return_multivector", request.multivector), ("endianness", request.big_endian)):

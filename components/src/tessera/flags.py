@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_origin
+from typing import Any, Final, Literal, NoReturn, TypeVar, get_origin
 
 import msgspec
 
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError
-from tessera.settings import Field, fields_of
+from tessera.settings import Field, fields_of, is_link
+from tessera.terminal import near
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -33,8 +37,9 @@ def parse_flags(settings: type[S], argv: Sequence[str] | None = None, *, prog: s
 
     Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest.
     """
-    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
+    parser = OneLineParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add_flags(parser, settings)
+    take_variables(parser, settings)
     return read_flags(settings, parser.parse_args(argv))
 
 
@@ -62,11 +67,72 @@ def read_flags(settings: type[S], parsed: argparse.Namespace) -> S:
     return settings(**values)
 
 
-def check_flags(settings: type[msgspec.Struct], words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for words that a program with these settings would refuse."""
+def check_flags(settings: type[S], words: Sequence[str]) -> S:
+    """What words mean; raises ``ConfigError`` for those that a program with these settings would refuse."""
     parser = _CheckingParser(add_help=False, allow_abbrev=False)
     add_flags(parser, settings)
-    read_flags(settings, parser.parse_args(words))
+    return read_flags(settings, parser.parse_args(words))
+
+
+def take_variables(
+    parser: argparse.ArgumentParser,
+    settings: type[msgspec.Struct],
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Make what variables say the defaults of a parser with the flags of these settings.
+
+    Raises ``ConfigError`` naming the variable for a value that its flag would refuse.
+    """
+    environment = os.environ if environment is None else environment
+    for field in flag_fields(settings):
+        text = environment.get(field.variable, "")
+        if not text or is_link(field.variable, text):
+            continue
+        flag = field.setting.flag
+        single = _CheckingParser(add_help=False, allow_abbrev=False)
+        action = single.add_argument(flag, **_argument(field))
+        try:
+            words = words_of(flag, action.nargs, text, off=len(action.option_strings) > 1)
+            value = getattr(single.parse_args(words), action.dest)
+            _value(field, value)
+        except ConfigError as error:
+            raise ConfigError(f"{field.variable}={text}: {without_flag(error.message, flag)}") from error
+        parser.set_defaults(**{action.dest: value})
+        for own in parser._actions:
+            if own.dest == action.dest:
+                own.required = False
+
+
+def flag_fields(settings: type[msgspec.Struct]) -> Iterator[Field]:
+    """The fields that have flags, also those of parts."""
+    for field in fields_of(settings):
+        if field.part is not None:
+            yield from flag_fields(field.part)
+        elif field.setting.flag:
+            yield field
+
+
+def words_of(flag: str, nargs: int | str | None, text: str, *, off: bool) -> list[str]:
+    """The words of a command line for what a variable says of a flag with so many values.
+
+    ``off`` says that a flag without values has an opposite. Raises ``ConfigError``.
+    """
+    if nargs is None:
+        return [f"{flag}={text}"]
+    if nargs:
+        return [flag, *filter(None, re.split(r"[\s,]+", text))]
+    match text.strip().lower():
+        case "1" | "on" | "true" | "yes":
+            return [flag]
+        case "0" | "off" | "false" | "no":
+            return [flag.replace("--", "--no-", 1)] if off else []
+        case _:
+            raise ConfigError(f"{flag}: expected on or off")
+
+
+def without_flag(message: str, flag: str) -> str:
+    """An error about a flag's value without the flag, for one that was given in another way."""
+    return message.removeprefix("argument ").removeprefix(flag).lstrip(" :")
 
 
 class _CheckingParser(argparse.ArgumentParser):
@@ -137,7 +203,22 @@ def convert(kind: type[T], value: object, source: str) -> T:
     try:
         return msgspec.convert(value, kind, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{source}: {error}") from error
+        meant = ""
+        if (unknown := _UNKNOWN_KEY.match(str(error))) and hasattr(kind, "__struct_fields__"):
+            meant = near(unknown[1], list(_keys(kind)))
+        raise ConfigError(f"{source}: {error}{meant}") from error
+
+
+# As msgspec says it.
+_UNKNOWN_KEY: Final = re.compile("Object contains unknown field `(.*?)`")
+
+
+def _keys(settings: type) -> Iterator[str]:
+    """The keys of settings and of their parts."""
+    for field in fields_of(settings):
+        yield field.name
+        if field.part is not None:
+            yield from _keys(field.part)
 
 
 def _decode(kind: type, value: object) -> object:

@@ -281,6 +281,19 @@ class Picture:
             plane[...] = np.frombuffer(image.tobytes("raw", name), np.uint8).reshape(plane.shape)
 
 
+def bitmap(image: Image.Image, *, param: str) -> bytes:
+    """Return an image that a program holds as a BMP file, upright and RGB; raises as ``Picture.image``.
+
+    One that was opened from a file is turned as ``Picture`` turns that file; one that was made is upright.
+    """
+    with image_errors(param):
+        turn = orientation(image) if isinstance(image, ImageFile.ImageFile) else 1
+        image.load()
+        file = BytesIO()
+        _to_rgb(image if turn == 1 else _upright(image, turn), param=param).save(file, "BMP")
+        return file.getvalue()
+
+
 def decode(data: bytes, *, param: str) -> Image.Image:
     """The upright RGB image in ``data``; thread-safe. Raises as ``Picture`` and its ``image``."""
     return Picture(data, param=param).image

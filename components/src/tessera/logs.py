@@ -18,6 +18,7 @@ import select
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
@@ -30,7 +31,8 @@ from typing import Annotated, Final, TextIO
 import msgspec
 import orjson
 
-from tessera.flags import add_flags, read_flags
+from tessera.errors import ConfigError
+from tessera.flags import add_flags, read_flags, take_variables
 from tessera.settings import LogLevel, Setting
 
 Value = str | int | float | None
@@ -157,10 +159,19 @@ def log_settings(argv: Sequence[str] | None = None) -> LogSettings:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     add_log_arguments(parser)
     try:
+        take_variables(parser, LogSettings)
         parsed, _ = parser.parse_known_args(argv)
-    except argparse.ArgumentError:
+    except (argparse.ArgumentError, ConfigError):
         return LogSettings()
     return read_flags(LogSettings, parsed)
+
+
+def is_sampled(request_id: str, share: float) -> bool:
+    """Whether the lines of a request are written, where only a share of the requests has some.
+
+    By its id, so that all processes that have a part in it decide alike.
+    """
+    return share >= 1.0 or zlib.crc32(request_id.encode(errors="replace")) < share * (1 << 32)
 
 
 # The names that Dynamo's runtime uses in its own JSON lines.

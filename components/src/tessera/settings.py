@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -34,6 +35,9 @@ from typing import (
 
 if TYPE_CHECKING:
     import msgspec
+
+PREFIX: Final = "TESSERA_"
+"""What the variable of every setting begins with."""
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -84,6 +88,17 @@ PORT: Final = Number(text="{flag} must be 0 to 65535, not {value}", below=1 << 1
 CHOSEN: Final = "0: chosen from the model and the machine"
 """What the help says of numbers that ``tessera.defaults`` has something for."""
 
+# As Kubernetes calls what it tells of services, among them one whose name is ``tessera``.
+_OF_KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+
+def is_link(name: str, value: str) -> bool:
+    """Whether a variable is how Kubernetes tells a pod of a service, such as ``TESSERA_PORT=tcp://...``."""
+    return _OF_KUBERNETES.search(name) is not None or (
+        name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    )
+
+
 # What more than one process has.
 ModelPath = Annotated[
     Path,
@@ -112,6 +127,15 @@ ModelOptions = Annotated[
     ),
 ]
 Namespace = Annotated[str, Setting(flag="--namespace", help="processes of one namespace find each other")]
+AccessLogShare = Annotated[
+    float,
+    Setting(
+        flag="--access-log-share",
+        check=Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0)),
+        help="the share of requests whose lines are written, 0 for none; answers of 500 and above always are",
+        more="Frontends and workers write the lines of the same requests",
+    ),
+]
 # Dynamo's own values.
 DiscoveryBackend = Annotated[
     Literal["file", "etcd", "kubernetes", "mem"],
@@ -160,6 +184,11 @@ class Field:
     setting: Setting
     default: Any
     notes: tuple[Any, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it, by its flag or, where it has none, by its name."""
+        return PREFIX + (self.setting.flag.removeprefix("--").replace("-", "_") or self.name).upper()
 
     @property
     def part(self) -> type[msgspec.Struct] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
@@ -291,17 +292,25 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on this process's monotonic clock. Other processes are told what is left, never the point."""
+    """A point on this process's monotonic clock. Other processes are told what is left, never the point.
+
+    ``seconds`` is the time that the request has in all, for errors.
+    """
 
     at: float
+    seconds: float = math.inf
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+        return cls(time.monotonic() + seconds, seconds)
+
+    def exceeded(self, param: str | None = None) -> DeadlineExceeded:
+        """Return the error that the time is over."""
+        return DeadlineExceeded(f"the request took longer than {round(self.seconds, 3):g} s", param=param)
 
     def left(self) -> float:
         """Seconds; raises ``DeadlineExceeded`` when there are none."""
         left = self.at - time.monotonic()
         if left <= 0:
-            raise DeadlineExceeded("the request was not answered in time")
+            raise self.exceeded()
         return left

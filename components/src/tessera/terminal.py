@@ -23,6 +23,20 @@ def complain(text: str) -> None:
     sys.stderr.write(printable(f"{text}\n", keep="\n"))
 
 
+def reason_of(error: OSError) -> str:
+    """Return what the system refused and of which file, without the number."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
+def no_answer(url: str, error: Exception) -> str:
+    """Return the sentence that a service cannot be asked, and what helps if its certificate is unknown."""
+    reason = getattr(error, "reason", None) or error
+    hint = ""
+    if "CERTIFICATE_VERIFY_FAILED" in str(reason):
+        hint = ": SSL_CERT_FILE names a PEM file with the certificate, or with the one that signed it"
+    return f"no answer from {url}: {reason}{hint}"
+
+
 def near(flag: str, known: Collection[str]) -> str:
     """Return ``", did you mean --other?"``, or nothing where no known flag is like it."""
     # For a mistake alone.

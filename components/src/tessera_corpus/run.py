@@ -10,23 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from tessera.local.content import ImageFile
+from tessera.local import groups
+from tessera.local.groups import IN_FLIGHT, Size, size_of
 from tessera_corpus.embedder import Embedder
 from tessera_corpus.item import Embedded, Failure, Item
 
 T = TypeVar("T")
 
-# Of one call: 64 short texts, or four pictures, whose calls are to come back while others begin.
-_WEIGHT: Final = 64
-_PICTURE: Final = 16
-# A text of so many weighs 1; a longer one more, or texts of 1,024 tokens would fill an engine's queue several
-# times: made into tokens again and again until there was room, they came at 28 % of an H200's rate.
-_CHARACTERS: Final = 256
-_BYTES: Final = 16 << 20
-# Under way for each engine: two batches of short texts, and what waits for them to be tokenised; or 256
-# pictures, twice as many as keep an H200 busy.
-_WEIGHT_IN_FLIGHT: Final = 4096
-_BYTES_IN_FLIGHT: Final = 512 << 20
 # Of vectors that wait while a part is published, which takes half a second of 16,384 short texts: engines
 # that wait with them stood still for 7 % of an H200's time.
 _UNWRITTEN_BYTES: Final = 64 << 20
@@ -124,7 +114,8 @@ async def _embed(
     reading: ThreadPoolExecutor,
     progress: Progress,
 ) -> None:
-    room = _Room(_WEIGHT_IN_FLIGHT * embedder.engines, _BYTES_IN_FLIGHT)
+    most_weight, most_bytes = IN_FLIGHT
+    room = _Room(most_weight * embedder.engines, most_bytes)
     unwritten = _Room(_UNWRITTEN_BYTES)
     try:
         async with asyncio.TaskGroup() as group:
@@ -141,7 +132,9 @@ async def _embed(
 
             while True:
                 started = time.monotonic()
-                taken = await asyncio.get_running_loop().run_in_executor(reading, take, rows)
+                taken, (weight, nbytes) = await asyncio.get_running_loop().run_in_executor(
+                    reading, groups.take, rows, _size_of
+                )
                 if room.empty:
                     progress.reading_seconds += time.monotonic() - started
                 if not taken:
@@ -151,8 +144,6 @@ async def _embed(
                 if len(items) < len(taken):
                     await writer.put([row for row in taken if isinstance(row, Failure)])
                 if items:
-                    nbytes = sum(item.nbytes for item in items)
-                    weight = sum(map(_weight, items))
                     started = time.monotonic()
                     give_room = await room.take(weight, nbytes)
                     progress.full_seconds += time.monotonic() - started
@@ -172,22 +163,12 @@ def _call(give: Callable[[], None], _: asyncio.Task[None]) -> None:
 
 
 def take(rows: Iterator[Item | Failure]) -> list[Item | Failure]:
-    """The next rows for one call; none at the end."""
-    taken: list[Item | Failure] = []
-    weight = nbytes = 0
-    for row in rows:
-        taken.append(row)
-        if isinstance(row, Item):
-            weight += _weight(row)
-            nbytes += row.nbytes
-        if weight >= _WEIGHT or nbytes >= _BYTES or len(taken) >= _WEIGHT:
-            break
-    return taken
+    """Return the next rows for one call; none at the end."""
+    return groups.take(rows, _size_of)[0]
 
 
-def _weight(item: Item) -> int:
-    pictures = sum(isinstance(part, ImageFile) for part in item.parts)
-    return _PICTURE * pictures or max(1, item.nbytes // _CHARACTERS)
+def _size_of(row: Item | Failure) -> Size:
+    return size_of(row.parts) if isinstance(row, Item) else (0, 0)
 
 
 class _Room:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -20,6 +22,7 @@ from tessera.local.model_info import ModelInfo
 from tessera.local.usage import Usage
 from tessera.models.base import OutputKind, Role
 from tessera.settings import POSITIVE, Setting
+from tessera.terminal import no_answer
 from tessera_corpus.embedder import VectorSettings
 from tessera_corpus.item import Embedded, Failure, Item
 
@@ -65,6 +68,16 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 600.0
 
 
+# As OpenSSL says it; to ask again does not help.
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    """What certificates are trusted: those of SSL_CERT_FILE, as elsewhere, or those that httpx brings."""
+    named = any(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return ssl.create_default_context() if named else True
+
+
 class Service:
     """A client of one service; asks again while it is full or away, for as long as its settings say."""
 
@@ -76,7 +89,9 @@ class Service:
         try:
             local = httpx2.URL(self.url).host in ("localhost", "127.0.0.1", "::1")
             # A proxy from the environment would be asked for an address on this host.
-            self._http = httpx2.AsyncClient(headers=headers, timeout=_ANSWER_SECONDS, trust_env=not local)
+            self._http = httpx2.AsyncClient(
+                headers=headers, timeout=_ANSWER_SECONDS, trust_env=not local, verify=_trusted()
+            )
         except (httpx2.InvalidURL, ValueError) as error:
             raise ConfigError(f"--url {settings.url}: not an URL: {error}") from error
 
@@ -118,6 +133,8 @@ class Service:
             try:
                 answer = await self._http.request(method, self.url + path, content=content, headers=headers)
             except httpx2.HTTPError as error:
+                if _UNTRUSTED in str(error):
+                    raise ConfigError(no_answer(self.url, error)) from error
                 said, wait = f"no answer: {error or type(error).__name__}", 1.0
             else:
                 if answer.is_success:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from tessera.atomic_directory import atomic_directory
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError, TesseraError
 from tessera.flags import convert, json_object
 from tessera.logs import log_as
@@ -25,7 +26,7 @@ from tessera_engines.compiled.manifest import MANIFEST_FILE, Manifest
 from tessera_engines.compiled.spec import BUILD_DTYPES, BuildSpec, Layout, Profile, Range, Stage
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Subparsers = argparse._SubParsersAction[OneLineParser]
 
 
 def _add_build(commands: Subparsers) -> None:
@@ -230,7 +231,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -
 
     What SIGTERM or Ctrl-C interrupts leaves nothing behind that looks finished; the status is 143 or 130.
     """
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=prog, description="Build engines ahead of time, look into them, and export stages."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

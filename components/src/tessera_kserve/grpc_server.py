@@ -220,7 +220,7 @@ class GrpcServer:
         self._port = port
         self._inference = inference
         self._certificate = certificate
-        self._log = AccessLog(frozenset())
+        self._log = AccessLog(frozenset(), service.settings.access_log_share)
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
         self._server = grpc.aio.server(

@@ -12,14 +12,14 @@ from typing import Final, TypeVar
 
 import orjson
 import pybase64
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import read_body
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
-from tessera.frontend.exchange import Exchange, exchange_of
+from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
 from tessera.tasks import Deadline
@@ -204,7 +204,8 @@ def _wanted(value: Json, param: str) -> Wanted:
 def api(inference: Inference) -> ClientApi:
     """The routes, all of which ask ``inference``."""
     return ClientApi(
-        routes=lambda service: Routes(inference, service.settings.limits.max_body_bytes).router,
+        "KServe",
+        lambda service: Routes(inference, service.settings.limits.max_body_bytes).routes,
         error=write_error,
         waits_below=BELOW,
         open_paths=OPEN_PATHS,
@@ -212,13 +213,13 @@ def api(inference: Inference) -> ClientApi:
 
 
 class Routes:
-    """Answers KServe's requests; ``router`` has the routes."""
+    """Answers KServe's requests at its ``routes``, each by a method that takes what the path names."""
 
     def __init__(self, inference: Inference, max_body_bytes: int) -> None:
         self._inference = inference
         self._regions = inference.regions
         self._max_body_bytes = max_body_bytes
-        self.router = APIRouter(tags=["KServe"], include_in_schema=False)
+        self.routes: list[ApiRoute] = []
         self._get("/health/live", self.live)
         self._get("/health/ready", self.ready)
         self._get("", self.server)
@@ -236,10 +237,16 @@ class Routes:
         self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda, _cuda_region)
 
     def _get(self, path: str, answer: Handler) -> None:
-        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["GET"])
+        self._add("GET", path, answer)
 
     def _post(self, path: str, answer: Handler) -> None:
-        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
+        self._add("POST", path, answer)
+
+    def _add(self, method: str, path: str, answer: Handler) -> None:
+        async def answered(request: Request) -> Response:
+            return await answer(request, **request.path_params)
+
+        self.routes.append(ApiRoute(f"{PREFIX}{path}", answered, methods=(method,)))
 
     def _add_memory(
         self, name: str, kind: type[M], register: Handler, describe: Callable[[Region[M]], JsonObject]
@@ -261,36 +268,32 @@ class Routes:
         self._get(f"/{name}/status", status)
         self._get(f"/{name}/region/{{region}}/status", status)
 
-    async def live(self) -> Response:
+    async def live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         able = self._inference.ready
         return JSONResponse({"ready": able}, status_code=200 if able else 503)
 
-    async def server(self) -> Response:
+    async def server(self, request: Request) -> Response:
         return JSONResponse(self._inference.server())
 
     async def metadata(self, request: Request, name: str, version: str = "") -> Response:
-        _shape(request)
         return JSONResponse(self._inference.metadata(name, version))
 
     async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
-        _shape(request)
         able = self._inference.model_ready(name, version)
         return JSONResponse({"name": name, "ready": able}, status_code=200 if able else 503)
 
     async def configuration(self, request: Request, name: str, version: str = "") -> Response:
-        _shape(request)
         return JSONResponse(self._inference.configuration(name, version))
 
     async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
-        _shape(request)
         counted = await asyncio.to_thread(self._inference.counted, name, version)
         return JSONResponse({"model_stats": counted})
 
     async def infer(self, request: Request, name: str, version: str = "") -> Response:
-        exchange = _shape(request)
+        exchange = exchange_of(request.scope)
         # The middleware let it in where there was room; the line does that here, and for those that wait.
         exchange.leave()
         body = await self._body(request)
@@ -304,13 +307,11 @@ class Routes:
         return write_answer(answer, call, binary)
 
     async def index(self, request: Request) -> Response:
-        _shape(request)
         body = await self._body(request)
         asked = json_object(read_json(body)) if body else {}
         return JSONResponse(self._inference.index(ready=asked.get("ready") is True))
 
-    async def unsupported(self, request: Request) -> Response:
-        _shape(request)
+    async def unsupported(self, request: Request, name: str) -> Response:
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
     async def register_system(self, request: Request, region: str) -> Response:
@@ -340,20 +341,10 @@ class Routes:
         return await read_body(request, limit=self._max_body_bytes, timeout=self._inference.patience)
 
     def _check_peer(self, request: Request) -> None:
-        self._regions.check_peer(_shape(request).peer)
+        self._regions.check_peer(exchange_of(request.scope).peer)
 
     async def _aside(self, work: Callable[..., T], *args: object) -> T:
         return await self._regions.aside(Deadline.after(self._inference.patience), work, *args)
-
-
-def _shape(request: Request) -> Exchange:
-    """Return a request's exchange, whose errors are in Triton's shape.
-
-    Most paths have a model's name in them, and the application knows whole paths.
-    """
-    exchange = exchange_of(request.scope)
-    exchange.error_shape = write_error
-    return exchange
 
 
 def _system_region(region: Region[SystemMemory]) -> JsonObject:

@@ -70,10 +70,8 @@ class Inference:
 
     @property
     def ready(self) -> bool:
-        """Whether a model can be asked; a frontend that drains is not ready."""
-        return not self._service.draining.is_set() and any(
-            model.workers.embed.ready for model in self._service.models
-        )
+        """Whether a model can be asked, or all where that is wanted; a frontend that drains is not ready."""
+        return not self._service.not_ready()
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Raises ``ModelNotFound``."""

@@ -161,7 +161,10 @@ class Offers:
             if folded(name).startswith(folded(waiting)):
                 self._models.find(waiting)
         known = ", ".join(repr(offer.name) for offer in self._listed) or "none"
-        raise ModelNotFound(f"the model {clip(name)!r} is not served here; {known} are", param="model")
+        raise ModelNotFound(
+            f"the model {clip(name)!r} is not served here; {known} are (--served-model-name adds names)",
+            param="model",
+        )
 
     def _look(self) -> None:
         served = self._models.served

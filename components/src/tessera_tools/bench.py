@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.command import OneLineParser
 from tessera.flags import HelpFormatter
-from tessera.terminal import complain, say
+from tessera.terminal import complain, no_answer, say
 from tessera_tools.load.bodies import WORKLOADS, HttpWorkload
 from tessera_tools.load.clients import Load, Outcome, drive
 from tessera_tools.load.words import ServedWords
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera bench") ->
 
 
 def _parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=prog,
         description="Loads a running service from processes of its own. Every eighth answer is checked while "
         "the load runs: unit vectors or a score for each input, the same as before for the same input. "
@@ -156,4 +157,4 @@ def _ask(url: str, key: str | None, body: object = None) -> Any:
         hint = ": set TESSERA_API_KEY to a key that it knows" if error.code == 401 else ""
         raise NoService(f"{url} answered {error.code}{hint}") from error
     except OSError as error:
-        raise NoService(f"no answer from {url}: {getattr(error, 'reason', None) or error}") from error
+        raise NoService(no_answer(url, error)) from error

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError, TesseraError
 from tessera.flags import convert
 
@@ -149,7 +150,7 @@ def _images(value: str) -> Images:
 
 def _parse(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     said = "How many workers of each kind a mix of traffic needs, and what they cost."
-    parser = argparse.ArgumentParser(prog=prog, description=said)
+    parser = OneLineParser(prog=prog, description=said)
     parser.add_argument(
         "--text", type=_text, action="append", default=[], metavar="RATE@TOKENS", help="texts a second"
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.http.tls import Certificate
@@ -35,35 +35,35 @@ class Knock:
     def apis(self) -> tuple[ClientApi, ...]:
         return (
             ClientApi(
-                routes=self._routes,
+                "Knock",
+                self._routes,
                 error=write_error,
                 waits_below=("/knock/wait/",),
                 open_paths=frozenset(("/knock",)),
             ),
         )
 
-    def _routes(self, service: Service) -> APIRouter:
-        router = APIRouter(include_in_schema=False)
-
-        @router.get("/knock")
-        async def knock() -> Response:
+    def _routes(self, service: Service) -> list[ApiRoute]:
+        async def knock(request: Request) -> Response:
             return JSONResponse({"word": self._settings.word, "models": len(list(service.models))})
 
-        @router.get("/knock/release")
-        async def release() -> Response:
+        async def release(request: Request) -> Response:
             self._released.set()
             return JSONResponse({})
 
-        @router.post("/knock/hold")
-        async def hold() -> Response:
+        async def hold(request: Request) -> Response:
             await self._released.wait()
             return JSONResponse({})
 
-        @router.post("/knock/wait/{name}")
-        async def wait(request: Request, name: str) -> Response:
+        async def wait(request: Request) -> Response:
             return JSONResponse({"has_a_place": exchange_of(request.scope).ticket is not None})
 
-        return router
+        return [
+            ApiRoute("/knock", knock, methods=("GET",)),
+            ApiRoute("/knock/release", release, methods=("GET",)),
+            ApiRoute("/knock/hold", hold),
+            ApiRoute("/knock/wait/{name}", wait),
+        ]
 
     async def listen(self, certificate: Certificate | None) -> None:
         if self._settings.port:

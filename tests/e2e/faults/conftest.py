@@ -69,11 +69,11 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
     config.write_text(engine)
     (port,) = free_ports(1)
     environment = {
-        "FRONTEND_ARGS": f"--grpc-port {port}",
-        "ENCODE_WORKERS": "2",
-        "EMBED_WORKERS": "2",
-        "ENCODE_ENGINE_ARGS": str(config),
-        "EMBED_ENGINE_ARGS": str(config),
+        "TESSERA_FRONTEND_ARGS": f"--grpc-port {port}",
+        "TESSERA_ENCODE_WORKERS": "2",
+        "TESSERA_EMBED_WORKERS": "2",
+        "TESSERA_ENCODE_ENGINE_ARGS": str(config),
+        "TESSERA_EMBED_ENGINE_ARGS": str(config),
     }
     # A cache of a few images, so that the encode workers stay busy.
     small = ("--multimodal-embedding-cache-capacity-gb", "0.00008")

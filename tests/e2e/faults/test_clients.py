@@ -113,7 +113,7 @@ async def test_a_key_that_floods_leaves_room_for_another(checkpoint: Path, tmp_p
     config.write_text("text: {max_batch_cost: 2048, max_queue_cost: 32768, max_queue_seconds: 600}\n")
     keys = tmp_path / "keys"
     keys.write_text("greedy-key-1 greedy\nmodest-key-1 modest\n")
-    environment = {"AGG_ENGINE_ARGS": str(config), "FRONTEND_ARGS": f"--api-keys-file {keys}"}
+    environment = {"TESSERA_AGG_ENGINE_ARGS": str(config), "TESSERA_FRONTEND_ARGS": f"--api-keys-file {keys}"}
     with launch("agg.sh", checkpoint, tmp_path / "log", workers=1, environment=environment) as service:
         stop = asyncio.Event()
         body = {"model": MODEL, "input": [f"{index} " + "some words " * 60 for index in range(16)]}

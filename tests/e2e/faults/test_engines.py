@@ -34,8 +34,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     environment = {
         "PYTHONPATH": path,
         MARKS: str(marks),
-        "EMBED_WORKERS": "2",
-        "EMBED_ENGINE_ARGS": str(config),
+        "TESSERA_EMBED_WORKERS": "2",
+        "TESSERA_EMBED_ENGINE_ARGS": str(config),
         # Two lanes: as on a card, two batches may be launched and unfinished.
         "OMP_NUM_THREADS": "2",
     }

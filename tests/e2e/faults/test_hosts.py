@@ -55,7 +55,11 @@ def hosts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     try:
         front = network.hosts[FRONT]
         etcd = Etcd(folder, address=front.address, inside=front.command())
-        for role, host in (("FRONTENDS", FRONT), ("ENCODE_WORKERS", ENCODE), ("EMBED_WORKERS", EMBED)):
+        for role, host in (
+            ("TESSERA_FRONTENDS", FRONT),
+            ("TESSERA_ENCODE_WORKERS", ENCODE),
+            ("TESSERA_EMBED_WORKERS", EMBED),
+        ):
             scripts.append(_launch(network.hosts[host], role, checkpoint, folder, etcd.url))
         made = Hosts(network, f"http://{network.hosts[FRONT].address}:{PORT}")
         deadline = time.monotonic() + 240
@@ -78,24 +82,26 @@ def hosts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def _launch(host: Host, role: str, checkpoint: Path, folder: Path, etcd: str) -> subprocess.Popen[bytes]:
     config = folder / f"{role}.yaml"
     config.write_text(f"transport: {{kind: nixl, nixl_interfaces: {host.device}, checksum: true}}\n")
-    counts = dict.fromkeys(("FRONTENDS", "ENCODE_WORKERS", "EMBED_WORKERS"), "0") | {role: "1"}
+    counts = dict.fromkeys(("TESSERA_FRONTENDS", "TESSERA_ENCODE_WORKERS", "TESSERA_EMBED_WORKERS"), "0") | {
+        role: "1"
+    }
     environment = counts | {
-        "EXPECT_ENCODE_WORKERS": "1",
-        "EXPECT_EMBED_WORKERS": "1",
-        "MODEL_PATH": str(checkpoint),
-        "SERVED_MODEL_NAME": MODEL,
+        "TESSERA_EXPECT_ENCODE_WORKERS": "1",
+        "TESSERA_EXPECT_EMBED_WORKERS": "1",
+        "TESSERA_MODEL_PATH": str(checkpoint),
+        "TESSERA_SERVED_MODEL_NAME": MODEL,
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": etcd,
         "ETCD_LEASE_TTL": "4",
-        "DYN_HTTP_HOST": host.address,
-        "DYN_HTTP_PORT": str(PORT),
+        "TESSERA_HOST": host.address,
+        "TESSERA_PORT": str(PORT),
         "DYN_TCP_RPC_HOST": host.address,
         "DYN_TCP_RESPONSE_STREAM_HOST": host.address,
         "DYN_SYSTEM_HOST": host.address,
-        "DYN_SYSTEM_PORT_BASE": str(METRICS),
-        "ENCODE_ENGINE_ARGS": str(config),
-        "EMBED_ENGINE_ARGS": str(config),
-        "FRONTEND_ARGS": f"--request-timeout-seconds {DEADLINE}",
+        "TESSERA_SYSTEM_PORT_BASE": str(METRICS),
+        "TESSERA_ENCODE_ENGINE_ARGS": str(config),
+        "TESSERA_EMBED_ENGINE_ARGS": str(config),
+        "TESSERA_FRONTEND_ARGS": f"--request-timeout-seconds {DEADLINE}",
         "OMP_NUM_THREADS": "1",
     }
     # A cache of no images: every one is handed over.

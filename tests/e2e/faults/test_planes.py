@@ -180,7 +180,7 @@ def speaks_tls(port: int) -> bool:
 async def test_a_worker_with_a_stranger_s_certificate_gets_no_work(
     checkpoint: Path, certificates: Path, tmp_path: Path
 ) -> None:
-    settings = tls(certificates, authority="stranger") | {"READY_TIMEOUT_SECONDS": "10"}
+    settings = tls(certificates, authority="stranger") | {"TESSERA_READY_TIMEOUT_SECONDS": "10"}
     with pytest.raises(AssertionError, match="did not become ready"):  # noqa: SIM117
         with service(checkpoint, tmp_path / "service", **settings) as running:
             running.health()

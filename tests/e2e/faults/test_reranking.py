@@ -91,9 +91,9 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     write_checkpoint(folder / MODEL, CHECKPOINTS[request.param], seed=0)
     (folder / "engine.yaml").write_text(ENGINE)
     environment = {
-        "AGG_WORKERS": "2",
-        "AGG_ENGINE_ARGS": str(folder / "engine.yaml"),
-        "FRONTEND_ARGS": FRONTEND,
+        "TESSERA_AGG_WORKERS": "2",
+        "TESSERA_AGG_ENGINE_ARGS": str(folder / "engine.yaml"),
+        "TESSERA_FRONTEND_ARGS": FRONTEND,
     }
     with launch("agg.sh", folder / MODEL, folder / "log", workers=2, environment=environment) as running:
         yield running

@@ -55,7 +55,7 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unsound]:
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "test_unsound", "seed": SEED}))
     (port,) = free_ports(1)
-    environment = {"PYTHONPATH": path, "FRONTEND_ARGS": f"--grpc-port {port} --result-cache-mb 8"}
+    environment = {"PYTHONPATH": path, "TESSERA_FRONTEND_ARGS": f"--grpc-port {port} --result-cache-mb 8"}
     cache = ("--multimodal-embedding-cache-capacity-gb", "0.01")
     with launch(
         "e_p.sh", checkpoint, folder / "log", workers=2, arguments=cache, environment=environment

@@ -104,6 +104,8 @@ def test_a_key_over_its_share_is_told_so() -> None:
 def test_the_number_of_requests_is_bounded_too() -> None:
     workers = Workers(requests=3)
     assert len(workers.fill(tokens=1)) == 3
+    with pytest.raises(Overloaded, match=r"^the service is full \(limit: 3 requests in flight\)$"):
+        workers.admission.enter("")
 
 
 def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:

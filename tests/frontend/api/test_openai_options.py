@@ -205,3 +205,8 @@ def test_anything_is_either_parsed_or_invalid(body: object, value: object) -> No
         else:
             assert request.inputs
             assert all(found.parts for found in request.inputs)
+
+
+def test_a_key_with_a_likely_meaning_is_not_followed_by_all_others() -> None:
+    with pytest.raises(InvalidInput, match=r"^inputs: unknown key; did you mean input\?$"):
+        parse(inputs="a")

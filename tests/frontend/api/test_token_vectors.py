@@ -19,7 +19,8 @@ from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, convert, frame_bytes, numbers, row_bytes
 from tessera.frontend.api.openai import _translate as translate_embeddings
 from tessera.frontend.api.pooling import _translate as translate_pooling
-from tessera.frontend.api.tei import _translate_all as translate_all
+from tessera.frontend.api.tei import EMBED_ALL
+from tessera.frontend.api.tei import _translate as translate_tei
 from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served
@@ -300,8 +301,8 @@ def test_the_longest_metadata_is_read_by_pythons_own_client() -> None:
 
 
 def test_tei_answers_a_list_of_matrices() -> None:
-    body = written(translate_all({"inputs": ["a", "b", "c"]}, TOKENS))
+    body = written(translate_tei(EMBED_ALL, {"inputs": ["a", "b", "c"]}, TOKENS))
     for found, matrix in zip(orjson.loads(body.content), MATRICES, strict=True):
         assert np.array_equal(np.array(found, np.float32), matrix)
     with pytest.raises(InvalidInput, match="dimensions"):
-        translate_all({"inputs": "a", "dimensions": 8}, TOKENS)
+        translate_tei(EMBED_ALL, {"inputs": "a", "dimensions": 8}, TOKENS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
-from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from tessera.frontend.admission.rate import RateLimiter
@@ -16,9 +16,11 @@ from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import Application, RequestMiddleware, Waiting
+from tessera.frontend.http.middleware import RequestMiddleware, TraceMiddleware
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.logs import is_sampled
 from tests.clock import Clock
+from tests.frontend.alone import frontend_process
 
 
 def test_ten_of_a_second_pass_and_the_others_are_told_once_it_is_over() -> None:
@@ -103,7 +105,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         admission=admission,
         metrics=metrics,
         error_shapes={"/v1/embeddings": openai_error, "/v2/models/m/infer": openai_error},
-        waiting=[Waiting(("/v2/",), openai_error)],
+        waiting={"/v2/": openai_error},
     )
 
     def scope(key: bytes = b"a-known-key", path: str = "/v1/embeddings", method: str = "POST") -> Scope:
@@ -127,8 +129,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         start, body = messages
         return Answer(start["status"], start["headers"], body["body"])
 
-    application = Application({}, lambda routes: gate, lambda request, error: Response())
-    assert application.refuse_at_once == gate.refuse_at_once
+    assert TraceMiddleware(gate).refuse_at_once(scope()) is None, "it has a span"
     # A clock of its own: the second in which this happens must not end.
     gate._log.refusals = RefusalLines(clock := Clock())
     assert gate.refuse_at_once(scope()) is None, "the first ones get a line"
@@ -195,3 +196,20 @@ async def test_a_connection_keeps_nothing_of_a_body_or_an_error() -> None:
     (exchange,) = seen
     assert messages[0]["status"] == 500 and exchange.failure is not None
     assert exchange.body is None and exchange.unexpected is None and exchange.ticket is None
+
+
+def test_a_share_of_the_requests_is_written_by_all_processes_alike() -> None:
+    ids = [f"request-{number}" for number in range(20_000)]
+    for share in (0.0, 0.01, 0.3, 1.0):
+        chosen = {request_id for request_id in ids if is_sampled(request_id, share)}
+        assert len(chosen) == pytest.approx(share * len(ids), rel=0.2)
+        assert chosen == {request_id for request_id in ids if is_sampled(request_id, share)}
+
+
+@pytest.mark.service
+def test_a_frontend_without_an_access_log_writes_failures_alone(checkpoint: Path, tmp_path: Path) -> None:
+    with frontend_process(checkpoint, tmp_path, "--access-log-share", "0") as alone:
+        assert alone.http.post("/v1/embeddings", json={"colour": "blue"}).status_code == 400
+        assert alone.http.post("/v1/embeddings", json={"input": "a text"}).status_code == 503
+    lines = [line for line in alone.log.read_text().splitlines() if "tessera.frontend.access" in line]
+    assert len(lines) == 1 and "503" in lines[0]

@@ -78,7 +78,10 @@ def test_data_urls(url: str) -> None:
         ("data:image/png;base64,SECRET\N{SNOWMAN}x", "not valid base64"),
         ("data:image/png;base64,SECRET%FFx", "not valid base64"),
         ("data:image/png;base64,-SECRET+", "two base64 alphabets"),
-        (BARE_BASE64 + "SECRET.jpg", "is base64, or a data, http, https or file URL"),
+        (BARE_BASE64 + "SECRET jpg", "is base64, or a data, http, https or file URL"),
+        (BARE_BASE64 + "SECRET.jpg", "that is a path; send the file as a data URL"),
+        (BARE_BASE64 + "SECRET/photo-01_b.jpeg", "that is a path; send the file as a data URL"),
+        (BARE_BASE64 + "C:\\SECRET\\my photo.PNG", "that is a path; send the file as a data URL"),
     ],
 )
 def test_data_urls_that_are_refused(url: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -368,6 +369,8 @@ async def test_a_deadline_ends_the_wait(frontend: Frontend) -> None:
     await frontend.start()
     got = await frontend.embed(text(0), timeout=0.3)
     assert isinstance(got.errors[0], DeadlineExceeded)
+    # Of the whole request, without the names of endpoints.
+    assert re.fullmatch(r"the request took longer than [\d.]+ s", got.errors[0].message)
 
 
 async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend) -> None:

@@ -220,9 +220,9 @@ async def test_vectors_have_the_length_that_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("dimensions", "said"),
     [
-        (frozenset(), "none of 48 "),
+        (frozenset(), ": this model offers 48"),
         (frozenset(range(8, WIDTH)), "none of 8 to 48"),
-        (frozenset((16, 32)), "none of 16, 32, 48 "),
+        (frozenset((16, 32)), ": this model offers 16, 32, 48"),
     ],
 )
 async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], said: str) -> None:

@@ -52,7 +52,7 @@ def found_vectors(model: ColQwen3, dtype: str) -> np.ndarray:
 def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -> None:
     spec = CONFIGURATIONS[name]
     path = written(spec, dtype="bfloat16")
-    model = ColQwen3.open(path, Options())
+    model = ColQwen3(path, Options())
     assert model.output == Output(kind=OutputKind.TOKENS, width=spec.width, pooling="none")
     wanted = reference_vectors(ColQwen3Reference(path))
     for dtype, bar in BARS.items():
@@ -95,7 +95,7 @@ def test_a_mistake_fails_both_bars(
 
 @pytest.fixture(scope="module")
 def found(written: WriteCheckpoint) -> np.ndarray:
-    return found_vectors(ColQwen3.open(written(COL_TINY, dtype="bfloat16"), Options()), "float32")
+    return found_vectors(ColQwen3(written(COL_TINY, dtype="bfloat16"), Options()), "float32")
 
 
 def test_what_it_is(written: WriteCheckpoint) -> None:

@@ -26,7 +26,8 @@ from tessera.models.base import (
     Prompt,
     Truncate,
 )
-from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options, read_config
+from tessera.models.llama_nemotron_embed.model import read_config
+from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options
 from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
@@ -257,5 +258,5 @@ def test_what_it_is(written: WriteCheckpoint) -> None:
 def test_the_published_size(tmp_path: Path) -> None:
     spec = replace(FULL, base_vocab=2000, control_tokens=126_256)
     (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
-    text = read_config(Section.read(tmp_path / "config.json"), Options())
+    text = read_config(Section.read(tmp_path / "config.json"), Options(), OutputKind.SCORE)
     assert sum(map(math.prod, text.shapes().values())) == 1_235_816_448

@@ -10,8 +10,7 @@ import pytest
 from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera.models.base import Model
-from tessera.models.llama_nemotron_vl import FAMILY
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.model import FAMILY, LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
 

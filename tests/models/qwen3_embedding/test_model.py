@@ -36,7 +36,7 @@ def path(written: WriteCheckpoint) -> Path:
 
 @pytest.fixture(scope="module")
 def model(path: Path) -> Qwen3Embedding:
-    return Qwen3Embedding.open(path, Options())
+    return Qwen3Embedding(path, Options())
 
 
 def prompt(

@@ -40,7 +40,7 @@ def reference_vectors(reference: Qwen3Reference, inputs: list[Given]) -> np.ndar
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param], dtype="bfloat16")
     reference = Qwen3Reference(path)
-    return request.param, Qwen3Embedding.open(path, Options()), reference, reference_vectors(reference, CASES)
+    return request.param, Qwen3Embedding(path, Options()), reference, reference_vectors(reference, CASES)
 
 
 @pytest.mark.parametrize("dtype", BARS)
@@ -74,7 +74,7 @@ def test_the_cases_are_far_apart(built: Built) -> None:
 
 def test_eight_thousand_tokens(written: WriteCheckpoint) -> None:
     path = written(TINY, dtype="bfloat16")
-    model = Qwen3Embedding.open(path, Options())
+    model = Qwen3Embedding(path, Options())
     batch = batch_of(model, None, [Given(parts=(WORDS * 370,)), CASES[0]])
     assert 8000 < batch.lengths[0] < 8400
     found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch)
@@ -117,7 +117,7 @@ def theta_of_the_larger_family(reference: Qwen3Reference) -> None:
 @pytest.fixture(scope="module")
 def found(written: WriteCheckpoint) -> np.ndarray:
     """Our vectors of ``CASES``, to be compared with references that make a mistake."""
-    model = Qwen3Embedding.open(written(TINY, dtype="bfloat16"), Options())
+    model = Qwen3Embedding(written(TINY, dtype="bfloat16"), Options())
     return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
 
 

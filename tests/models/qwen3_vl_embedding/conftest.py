@@ -16,4 +16,4 @@ def path(written: WriteCheckpoint) -> Path:
 
 @pytest.fixture(scope="session")
 def model(path: Path) -> Qwen3VLEmbedding:
-    return Qwen3VLEmbedding.open(path, Options())
+    return Qwen3VLEmbedding(path, Options())

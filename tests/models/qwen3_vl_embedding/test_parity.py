@@ -73,7 +73,7 @@ def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     reference = Qwen3VLReference(path)
     return Built(
         name=request.param,
-        model=Qwen3VLEmbedding.open(path, Options()),
+        model=Qwen3VLEmbedding(path, Options()),
         reference=reference,
         vectors=reference_vectors(reference, list(CASES.values())),
     )

@@ -67,7 +67,7 @@ def test_the_template(
 def test_one_end_token_whatever_the_post_processor_does(written: WriteCheckpoint, appends_end: bool) -> None:
     spec = dataclasses.replace(VL_TINY, appends_end=appends_end)
     path = written(spec)
-    model = Qwen3VLEmbedding.open(path, Options())
+    model = Qwen3VLEmbedding(path, Options())
     whole = Tokenizer.from_file(str(path / "tokenizer.json")).encode("text").ids
     assert (whole[-1] == spec.id_of("<|endoftext|>")) is appends_end
     tokens = prompt(model, "text", SMALL).tokens.tolist()
@@ -101,7 +101,7 @@ def test_instructions_end_in_punctuation(model: Qwen3VLEmbedding, given: str, us
 
 
 def test_another_default_instruction_is_another_model(path: Path, model: Qwen3VLEmbedding) -> None:
-    other = Qwen3VLEmbedding.open(path, Options(instruction="Find pages."))
+    other = Qwen3VLEmbedding(path, Options(instruction="Find pages."))
     assert prompt(other, "x").tokens.tolist() == prompt(model, "x", instruction="Find pages.").tokens.tolist()
     assert other.fingerprint != model.fingerprint
 

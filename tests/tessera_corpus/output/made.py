@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import lance
 import numpy as np
 import pyarrow.parquet as pq
 from blake3 import blake3
@@ -19,6 +18,16 @@ from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.shard import Shard
 
 WIDTH = 8
+
+
+def write_lance(table: Any, path: Path) -> None:
+    """Write a table as another program would.
+
+    Lance is imported where it is used: every process that collects the tests would import pandas with it.
+    """
+    import lance
+
+    lance.write_dataset(table, str(path))
 
 
 def kind_of(**others: Any) -> VectorKind:
@@ -66,6 +75,8 @@ def fill(output: Output, corpus: Iterable[tuple[str, str]]) -> list[str]:
 def rows_in(out: Path) -> list[dict[str, Any]]:
     """Every row: of Parquet parts, of a Lance table, or of the lines of an OpenAI batch."""
     if (out / "vectors.lance").exists():
+        import lance
+
         return lance.dataset(out / "vectors.lance").to_table().to_pylist()
     rows = [
         row

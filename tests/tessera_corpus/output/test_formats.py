@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lance
 import numpy as np
 import pytest
 
@@ -25,6 +24,7 @@ from tests.tessera_corpus.output.made import (
     place_of,
     rows_in,
     texts_in,
+    write_lance,
 )
 
 CORPUS = {f"it's {number}": f"text {number}" for number in range(25)}
@@ -113,7 +113,7 @@ def test_a_lance_table_is_rid_of_what_was_not_committed(tmp_path: Path) -> None:
 
 
 def test_a_lance_table_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    lance.write_dataset([{"id": "mine"}], tmp_path / "vectors.lance")
+    write_lance([{"id": "mine"}], tmp_path / "vectors.lance")
     with pytest.raises(ConfigError, match=r"holds files that no tessera\.json describes"):
         opened(tmp_path, format="lance")
 

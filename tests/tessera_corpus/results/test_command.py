@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -104,6 +105,12 @@ def test_a_text_ranks_what_is_there(
     by_name = {names: float(score) for score, names in printed}
     assert by_name["below/again.JPG  flower.jpg"] == pytest.approx(float(wanted[1]), abs=2e-3)
     assert by_name["notes.txt"] == pytest.approx(float(wanted[3]), abs=2e-3)
+    assert "  “notes of a & b <b>”" in output
+    found = json.loads(tessera.search("a red flower", "--json"))
+    assert found["scores"] == "cosine" and [each["rank"] for each in found["results"]] == [1, 2, 3, 4]
+    (notes,) = (each for each in found["results"] if each["id"] == "notes.txt")
+    assert notes["text"] == "notes of a & b <b>" and notes["source"].endswith("pictures/notes.txt")
+    assert {"below/again.JPG", "flower.jpg"} in [{each["id"], *each["same_as"]} for each in found["results"]]
     assert "\x1b" not in output
     with Image.open(tessera.cwd / "out.png") as sheet:
         assert sheet.format == "PNG"

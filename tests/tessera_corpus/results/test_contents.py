@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
-import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +21,7 @@ from tessera_corpus.results.thumbnail import SIDE, Thumbnails
 from tessera_corpus.search import Hit, Place
 from tessera_corpus.sources.settings import ReadSettings
 from tests.imaging.test_file import png_of_size
+from tests.tessera_corpus.output.made import write_lance
 from tests.tessera_corpus.pdf_files import line, pdf
 
 pytestmark = pytest.mark.xdist_group("results")
@@ -123,7 +123,7 @@ def test_rows_of_tables(tmp_path: Path, format: str) -> None:
     )
     path = tmp_path / f"t.{format}"
     if format == "lance":
-        lance.write_dataset(table, str(path))
+        write_lance(table, path)
     else:
         pq.write_table(table, path, row_group_size=50)
     assert texts_of(read(at(path, "id-120", row=120))) == ("text 120",)

@@ -23,7 +23,7 @@ def test_served_by_the_aggregated_worker(
     config = tmp_path / "aoti.yaml"
     config.write_text(CONFIG.read_text().replace("path: engines/", f"path: {engines}/"))
     inputs = cases(photos)
-    environment = {"AGG_ENGINE_ARGS": str(config)}
+    environment = {"TESSERA_AGG_ENGINE_ARGS": str(config)}
     with (
         launch("agg.sh", checkpoint, tmp_path / "log", workers=1, environment=environment) as service,
         OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client,

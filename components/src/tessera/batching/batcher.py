@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypedDict, Unpack
 
 from tessera import tracing
-from tessera.batching.engine_thread import EngineThread, Failed, Launch, Ran, Reports
+from tessera.batching.engine_thread import EngineThread, Launch, Reports, Values
 from tessera.batching.queue import Cost, Entry, FairQueue, OpenBatch, Outcome, P, R
 from tessera.budgets import Budget, Clock
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
@@ -134,7 +134,7 @@ class Batcher(Generic[P, R]):
             reports=Reports(
                 taken=self._taken,
                 ran=self._ran,
-                cancelled=lambda batch: self._cancelled(batch.entries),
+                cancelled=self._cancelled,
                 failed=self._failed,
                 died=self._died,
             ),
@@ -247,7 +247,7 @@ class Batcher(Generic[P, R]):
         self._waking = False
         self._open.wake()
 
-    def _cancelled(self, entries: Iterable[Entry[P, R]]) -> None:
+    def _cancelled(self, entries: Sequence[Entry[P, R]]) -> None:
         for entry in entries:
             self._leave(entry)
             entry.on_cancelled()
@@ -281,45 +281,52 @@ class Batcher(Generic[P, R]):
         # What waits behind a batch that never came to be reported as taken fails, too.
         self._open.fill(self._queue)
 
-    def _ran(self, batch: Ran[P, R]) -> None:
-        run_ms = (batch.ended - batch.started) * 1e3
+    def _ran(self, entries: list[Entry[P, R]], values: Values[R], started: float, ended: float) -> None:
+        run_ms = (ended - started) * 1e3
         size = longest = 0
-        for entry, value in zip(batch.entries, batch.values, strict=True):
+        for entry, value in zip(entries, values, strict=True):
             self._leave(entry)
             size += entry.size
             longest = max(longest, entry.size)
             if entry.cancelled:
                 entry.on_cancelled()
             else:
-                entry.settle(Outcome(value, (batch.started - entry.enqueued) * 1e3, run_ms))
+                entry.settle(Outcome(value, (started - entry.enqueued) * 1e3, run_ms))
         # Small batches are slow for their size, and say nothing of what the engine does under load.
-        full = 2 * self._cost(len(batch.entries), size, longest) >= self._budget
-        self._throughput.add(size if full else 0, batch.started, batch.ended)
-        self._events.entries(len(batch.entries))
+        full = 2 * self._cost(len(entries), size, longest) >= self._budget
+        self._throughput.add(size if full else 0, started, ended)
+        self._events.entries(len(entries))
         for observe in self._events.sizes:
             observe(size)
         self._events.seconds(run_ms / 1e3)
-        if tracing.recording():
-            self._trace(batch)
+        self._trace(entries, started, ended)
 
-    def _failed(self, batch: Failed[P, R]) -> None:
-        if tracing.recording():
-            self._trace(batch, batch.error)
-        if batch.final is None:
+    def _failed(
+        self,
+        entries: list[Entry[P, R]],
+        started: float,
+        ended: float,
+        error: Exception,
+        final: TesseraError | None,
+    ) -> None:
+        self._trace(entries, started, ended, error)
+        if final is None:
             return
-        for entry in batch.entries:
+        for entry in entries:
             self._leave(entry)
             if entry.cancelled:
                 entry.on_cancelled()
             else:
-                entry.settle(batch.final)
+                entry.settle(final)
 
-    def _trace(self, batch: Ran[P, R] | Failed[P, R], error: Exception | None = None) -> None:
-        tracing.batch_ran(
-            self.name,
-            (entry.span for entry in batch.entries),
-            batch.started,
-            batch.ended,
-            lambda: self._events.attributes([entry.payload for entry in batch.entries]),
-            error,
-        )
+    def _trace(
+        self, entries: list[Entry[P, R]], started: float, ended: float, error: Exception | None = None
+    ) -> None:
+        if tracing.recording():
+            tracing.batch_ran(
+                self.name,
+                [entry.span for entry in entries],
+                *(started, ended),
+                lambda: self._events.attributes([entry.payload for entry in entries]),
+                error,
+            )

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from tessera.batching.pace import Pace
 from tessera.batching.queue import Entry, OpenBatch, P, R, requests_of
@@ -21,6 +21,7 @@ from tessera.launched import Launched
 log = logging.getLogger(__name__)
 
 R_co = TypeVar("R_co", covariant=True)
+Ts = TypeVarTuple("Ts")
 
 # How long the thread looks for a next batch before it looks at the launched ones again.
 _PEEK_SECONDS = 0.0002
@@ -38,50 +39,22 @@ Launch = Callable[[Sequence[P]], Launched[Values[R]]]
 """Starts a batch of payloads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled(Generic[P, R]):
-    """Entries that were cancelled before they ran, or before a half of their failed batch did."""
-
-    entries: list[Entry[P, R]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ran(Generic[P, R]):
-    """A batch with its results."""
-
-    entries: list[Entry[P, R]]
-    values: Values[R]
-    started: float
-    ended: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(Generic[P, R]):
-    """A batch that raised ``error``; ``final`` is what its entries fail with, None when halves are tried."""
-
-    entries: list[Entry[P, R]]
-    error: Exception
-    started: float
-    ended: float
-    final: TesseraError | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports(Generic[P, R]):
     """Callbacks of the engine thread, called on the event loop in the order in which things happened.
 
     ``taken`` is called with the entries that the engine is about to run and a reading of ``perf_counter``;
+    ``ran`` with those of a batch, their values, and when it began and ended; ``failed`` with those of a batch
+    that raised, the times and the error, and what the entries fail with, None when halves are tried;
+    ``cancelled`` with those that were cancelled before they ran, or before a half of their failed batch did;
     ``died`` once, when the engine has raised ``EngineDead`` or its thread anything unforeseen.
     """
 
     taken: Callable[[list[Entry[P, R]], float], None]
-    ran: Callable[[Ran[P, R]], None]
-    cancelled: Callable[[Cancelled[P, R]], None]
-    failed: Callable[[Failed[P, R]], None]
+    ran: Callable[[list[Entry[P, R]], Values[R], float, float], None]
+    cancelled: Callable[[list[Entry[P, R]]], None]
+    failed: Callable[[list[Entry[P, R]], float, float, Exception, TesseraError | None], None]
     died: Callable[[EngineDead], None]
-
-
-T = TypeVar("T", Cancelled[Any, Any], Ran[Any, Any], Failed[Any, Any])
 
 
 @dataclass(slots=True)
@@ -156,7 +129,7 @@ class EngineThread(Generic[P, R]):
         now = self._clock()
         dead = self._died(EngineDead(f"the {self._name} engine failed: {type(error).__name__}: {error}"))
         self._in_flight.clear()
-        self._end(self._reports.failed, Failed(list(self._taken), dead, now, now, dead))
+        self._end(self._reports.failed, list(self._taken), now, now, dead, dead)
 
     def _run_batches(self) -> None:
         in_flight = self._in_flight
@@ -193,7 +166,7 @@ class EngineThread(Generic[P, R]):
         for entry in entries:
             (cancelled if entry.cancelled else kept).append(entry)
         if cancelled:
-            self._end(self._reports.cancelled, Cancelled(cancelled))
+            self._end(self._reports.cancelled, cancelled)
         return kept
 
     def _start(self, entries: list[Entry[P, R]], in_flight: deque[_InFlight[P, R]]) -> None:
@@ -228,19 +201,17 @@ class EngineThread(Generic[P, R]):
         ended = self._clock()
         if self._pace is not None:
             self._pace.ran(batch.size, batch.started, ended)
-        self._end(self._reports.ran, Ran(batch.entries, values, batch.started, ended))
+        self._end(self._reports.ran, batch.entries, values, batch.started, ended)
 
     def _fail(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
         ended = self._clock()
         if isinstance(error, EngineDead):
             self._died(error)
-            self._end(self._reports.failed, Failed(entries, error, started, ended, error))
+            self._end(self._reports.failed, entries, started, ended, error, error)
         elif len(entries) == 1:
-            self._end(
-                self._reports.failed, Failed(entries, error, started, ended, self._final(entries, error))
-            )
+            self._end(self._reports.failed, entries, started, ended, error, self._final(entries, error))
         else:
-            self._post(self._reports.failed, Failed(entries, error, started, ended, None))
+            self._post(self._reports.failed, entries, started, ended, error, None)
             self._halve(entries, error)
 
     def _died(self, error: EngineDead) -> EngineDead:
@@ -271,7 +242,12 @@ class EngineThread(Generic[P, R]):
             if in_flight:
                 self._finish(in_flight.popleft())
 
-    def _end(self, report: Callable[[T], None], batch: T) -> None:
+    def _end(
+        self,
+        report: Callable[[list[Entry[P, R]], Unpack[Ts]], None],
+        entries: list[Entry[P, R]],
+        *facts: *Ts,
+    ) -> None:
         """Report what became of these entries in the end."""
-        self._post(report, batch)
-        self._taken.difference_update(batch.entries)
+        self._post(report, entries, *facts)
+        self._taken.difference_update(entries)

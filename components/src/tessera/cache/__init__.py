@@ -1,6 +1,6 @@
 """The CPU cache of vision rows, the bounded LRU it is made of, and one for several processes."""
 
-from tessera.cache.lru import BoundedLru, CacheStats, EmbeddingCache
+from tessera.cache.lru import BoundedLru, EmbeddingCache
 from tessera.cache.shared import SharedCache, file_bytes
 
-__all__ = ["BoundedLru", "CacheStats", "EmbeddingCache", "SharedCache", "file_bytes"]
+__all__ = ["BoundedLru", "EmbeddingCache", "SharedCache", "file_bytes"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -12,19 +11,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStats:
-    """Counters since the start; ``nbytes`` and ``entries`` are of now."""
-
-    hits: int
-    misses: int
-    evictions: int
-    refused: int
-    entries: int
-    nbytes: int
-    capacity: int
 
 
 def _one(_: object) -> int:
@@ -39,7 +25,8 @@ class BoundedLru(Generic[K, V]):
     """Keeps values of at most ``capacity`` in all; those that were used least recently make room.
 
     ``weigh`` says what a value counts for; by default each counts for one. ``used`` is what they count for in
-    all. Not thread-safe.
+    all; lookups that found a value, and that did not, values that made room and values that were refused are
+    counted. Not thread-safe.
     """
 
     def __init__(self, capacity: int, weigh: Callable[[V], int] = _one) -> None:
@@ -47,10 +34,14 @@ class BoundedLru(Generic[K, V]):
         self.used = 0
         self._weigh = weigh
         self._values: OrderedDict[K, V] = OrderedDict()
-        self._hits = self._misses = self._evictions = self._refused = 0
+        self.hits = self.misses = self.evictions = self.refused = 0
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @property
+    def entries(self) -> int:
+        return len(self)
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
@@ -60,21 +51,21 @@ class BoundedLru(Generic[K, V]):
         for key in keys:
             if key in self._values:
                 self._values.move_to_end(key)
-                self._hits += 1
+                self.hits += 1
                 return self._values[key]
-        self._misses += 1
+        self.misses += 1
         return None
 
     def put(self, key: K, value: V) -> bool:
         """Store a value, as the one used last; false when it counts for more than the capacity."""
         weight = self._weigh(value)
         if weight > self.capacity:
-            self._refused += 1
+            self.refused += 1
             return False
         self.pop(key)
         while self.used + weight > self.capacity:
             self.used -= self._weigh(self._values.popitem(last=False)[1])
-            self._evictions += 1
+            self.evictions += 1
         self._values[key] = value
         self.used += weight
         return True
@@ -86,17 +77,6 @@ class BoundedLru(Generic[K, V]):
         value = self._values.pop(key)
         self.used -= self._weigh(value)
         return value
-
-    def stats(self) -> CacheStats:
-        return CacheStats(
-            hits=self._hits,
-            misses=self._misses,
-            evictions=self._evictions,
-            refused=self._refused,
-            entries=len(self._values),
-            nbytes=self.used,
-            capacity=self.capacity,
-        )
 
 
 class EmbeddingCache(BoundedLru[bytes, "torch.Tensor"]):

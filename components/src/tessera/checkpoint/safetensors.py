@@ -8,7 +8,6 @@ nothing in the format can run code. The ``safetensors`` package reads tensors by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -104,12 +103,9 @@ class WeightFile:
             raise CheckpointError(f"{path}: its safetensors header is not JSON: {error}") from error
         except TypeError as error:
             raise CheckpointError(f"{path}: its safetensors header is no JSON object") from error
-        tensors = _tensors(path, entries, data=LENGTH_BYTES + length, size=size)
+        data = LENGTH_BYTES + length
+        tensors = tuple(_tensor(path, name, entry, data=data, size=size) for name, entry in entries.items())
         return cls(path=path, header=header, tensors=tensors)
-
-
-def _tensors(path: Path, entries: Mapping[str, Any], *, data: int, size: int) -> tuple[StoredTensor, ...]:
-    return tuple(_tensor(path, name, entry, data=data, size=size) for name, entry in entries.items())
 
 
 def _tensor(path: Path, name: str, entry: Any, *, data: int, size: int) -> StoredTensor:

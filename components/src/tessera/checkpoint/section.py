@@ -46,38 +46,28 @@ class Section:
 
     def section(self, key: str) -> Section:
         """The object below ``key``, which must be there."""
-        value = self._value(key, None, "an object")
-        if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, not {value!r}")
+        value = self._value(key, None, "an object", dict)
         return Section(path=self.path, prefix=f"{self.prefix}{key}.", values=value)
 
     def integer(self, key: str, default: int | None = None, *, at_least: int | None = 1) -> int:
-        value = self._value(key, default, "an integer")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(key, f"must be an integer, not {value!r}")
+        value: int = self._value(key, default, "an integer", int)
         if at_least is not None and value < at_least:
             raise self.error(key, f"must be at least {at_least}, not {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive, finite number."""
-        value = self._value(key, default, "a number")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, f"must be a number, not {value!r}")
+        value: float = self._value(key, default, "a number", int, float)
         if not 0 < value < float("inf"):
             raise self.error(key, f"must be positive and finite, not {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        value = self._value(key, default, "true or false")
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, not {value!r}")
+        value: bool = self._value(key, default, "true or false", bool)
         return value
 
     def string(self, key: str, default: str | None = None, *, among: Sequence[str] = ()) -> str:
-        value = self._value(key, default, "a string")
-        if not isinstance(value, str):
-            raise self.error(key, f"must be a string, not {value!r}")
+        value: str = self._value(key, default, "a string", str)
         if among and value not in among:
             raise self.error(key, f"must be one of {list(among)}, not {value!r}")
         return value
@@ -91,10 +81,13 @@ class Section:
             raise self.error(key, f"must be a list of integers, not {value!r}")
         return tuple(value)
 
-    def _value(self, key: str, default: object, kind: str) -> Any:
+    def _value(self, key: str, default: object, what: str, *kinds: type) -> Any:
         value = self.values.get(key)
-        if value is not None:
-            return value
-        if default is None:
-            raise self.error(key, f"is missing; it must be {kind}")
-        return default
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, f"is missing; it must be {what}")
+        # Exactly: true is no number.
+        if type(value) not in kinds:
+            raise self.error(key, f"must be {what}, not {value!r}")
+        return value

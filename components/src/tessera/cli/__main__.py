@@ -5,6 +5,9 @@ The core's words are ``CORE``; packages beside it add others by entry points of 
 
 from __future__ import annotations
 
+import errno
+import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -16,7 +19,7 @@ from tessera.command import Command
 from tessera.extras import lack
 from tessera.garbage import quick_imports
 from tessera.siblings import COMMANDS, DISTRIBUTION, distribution_of, siblings
-from tessera.terminal import complain, say
+from tessera.terminal import complain, reason_of, say
 
 CORE: Final = {
     "serve": Command("start a service on this machine: tessera serve [MODEL]", "tessera.cli.serve"),
@@ -97,7 +100,29 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Do what the words say; the status is that of a process which SIGPIPE ends where nobody reads on."""
+    try:
+        try:
+            return _answer(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        from tessera.process_exit import leave
+
+        # Whoever read the output, head perhaps, has seen enough.
+        leave(128 + signal.SIGPIPE)
+
+
+def _is_unread() -> bool:
+    """Whether the reader of standard output has gone."""
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    return bool(output.poll(0))
+
+
+def _answer(words: Sequence[str]) -> int:
     first = words[0] if words else ""
     if first in ("-h", "--help", "help"):
         say(usage())
@@ -124,7 +149,14 @@ def _run(name: str, words: Sequence[str]) -> int:
         return 2
     with quick_imports():
         module = import_module(command.module)
-    return module.main(words, f"tessera {name}") or 0
+    try:
+        return module.main(words, f"tessera {name}") or 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Wherever it was to be written: TMPDIR, a home, an output.
+        complain(f"tessera {name}: {reason_of(error)}")
+        return 1
 
 
 if __name__ == "__main__":

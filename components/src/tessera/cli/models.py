@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -11,7 +10,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tessera.terminal import complain, say
+from tessera.command import OneLineParser
+from tessera.terminal import complain, no_answer, say
 
 _SECONDS: Final = 10.0
 
@@ -22,10 +22,10 @@ class NoAnswer(Exception):
 
 def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -> int:
     """Print a line for each model; 1 and one line on standard error when a service gives no answer."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=prog,
-        description="Says which families of models can be served here: those whose config.json has such a "
-        "model_type. With --url, what a running service serves.",
+        description="Says which models can be served here, by names for tessera serve: published ones, and "
+        "others whose config.json has such a model_type. With --url, what a running service serves.",
     )
     parser.add_argument(
         "--url",
@@ -36,14 +36,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     try:
-        found = _installed() if options.url is None else _served(options.url.rstrip("/"))
+        here = options.url is None
+        found = _installed() if here else _served(options.url.rstrip("/"))
     except NoAnswer as error:
         complain(f"{prog}: {error}")
         return 1
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
-    for model in found:
+    for model in _by_model(found) if here else found:
         name, *rest = model.items()
         say(f"{name[1]}: {', '.join(f'{key} {_shown(value)}' for key, value in rest)}")
     return 0
@@ -51,12 +52,25 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -
 
 def _installed() -> list[dict[str, Any]]:
     # Here: with the libraries of models it takes a quarter of a second.
-    from tessera.models import architectures_of, families
+    from tessera.models import architectures_of, families, hub_models_of
 
     return [
-        {"family": family.name, "model_type": list(family.model_types)}
+        {
+            "family": family.name,
+            "models": list(hub_models_of(family)),
+            "model_type": list(family.model_types),
+        }
         | ({"architectures": list(named)} if (named := architectures_of(family)) else {})
         for family in families()
+    ]
+
+
+def _by_model(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The families with each of their models before them, for a line each."""
+    return [
+        ({"model": name} if name else {}) | {key: value for key, value in family.items() if key != "models"}
+        for family in found
+        for name in family["models"] or [""]
     ]
 
 
@@ -73,7 +87,7 @@ def _served(url: str) -> list[dict[str, Any]]:
             raise NoAnswer(f"{url} asks for an API key: set TESSERA_API_KEY to one that it knows") from error
         raise NoAnswer(f"{url} answered {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"no answer from {url}: {getattr(error, 'reason', None) or error}") from error
+        raise NoAnswer(no_answer(url, error)) from error
     except (ValueError, LookupError, TypeError) as error:
         raise NoAnswer(f"{url} does not answer as Tessera does") from error
     left_out = ("object", "created", "owned_by")

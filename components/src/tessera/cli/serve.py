@@ -8,8 +8,10 @@ imported for a flag that the launcher does not have itself.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +21,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tessera.defaults import ENGINE_CONFIGS
 from tessera.extras import lack
 from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
+from tessera.launch.processes import Workers, frontend_flags, worker_flags
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
 from tessera.launch.settings import (
@@ -30,9 +34,19 @@ from tessera.launch.settings import (
     LaunchSettings,
     SettingError,
     default_of,
+    log_format_of,
     plain,
     settings,
     variable_of,
+)
+from tessera.launch.variables import (
+    ProcessFlag,
+    encode_flags,
+    given_flags,
+    out_of_date,
+    process_flags,
+    unknown,
+    without_settings,
 )
 from tessera.settings import Field
 from tessera.terminal import complain, near
@@ -51,8 +65,6 @@ with a key for each flag: `port: 8000`, `encode_workers: 2`. Under `models:` it 
 models: each has `model`, and what settings of its own it needs. SIGHUP reads that list again."""
 
 _NAMES: Final = "--served-model-name"
-# Of worker flags the only one that an encode worker refuses.
-_NOT_OF_ENCODE_WORKERS: Final = frozenset({"--dynamo-model"})
 
 
 class UnknownWord(Exception):
@@ -66,41 +78,38 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A flag of frontends or workers with its values, as it was written."""
+    """A flag of frontends or workers in the words of a command line.
+
+    ``said`` is how the variable or the key is found that gives it.
+    """
 
     flag: str
-    values: tuple[str, ...]
+    words: tuple[str, ...]
+    said: str = ""
 
-    @property
-    def words(self) -> list[str]:
-        if len(self.values) == 1:
-            return [f"{self.flag}={self.values[0]}"]
-        return [self.flag, *self.values]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModel:
-    """One of several models: the settings that are its own, and flags of its workers; ``said`` is where."""
-
-    said: str
-    given: Mapping[str, Given]
-    worker: Sequence[str] = ()
-    encode_worker: Sequence[str] = ()
+    @classmethod
+    def of(cls, flag: str, values: Sequence[str], said: str = "") -> Passed:
+        """With these values."""
+        words = (f"{flag}={values[0]}",) if len(values) == 1 else (flag, *values)
+        return cls(flag, words, said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a command line and its file say: settings by field, and flags of the processes.
 
-    ``models`` are several, which have all of that with their own over it.
+    ``models`` are several, which have all of that with their own over it; ``said`` is where one stands.
     """
 
     given: Mapping[str, Given]
+    said: str = ""
     frontend: Sequence[str] = ()
     worker: Sequence[str] = ()
     encode_worker: Sequence[str] = ()
-    models: Sequence[AskedModel] = ()
+    models: Sequence[Asked] = ()
     config: Path | None = None
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """How a flag of a process is found that a variable or the file gives."""
 
 
 def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
@@ -112,7 +121,7 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
     # What comes while modules are imported is found by launch.children.Signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
-        asked = read(words, prog)
+        asked = read(words, prog, os.environ)
     except UnknownWord as error:
         complain(f"{prog}: {error}; {prog} --help lists what there is")
         return 2
@@ -123,14 +132,19 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
     if asked.config is not None:
         signals.reread_when_told()
     log_format = asked.given.get("log_format")
-    report = Report(log_format.text if log_format else os.environ.get("LOG_FORMAT", ""))
+    report = Report(log_format.text if log_format else log_format_of(os.environ))
+    for sentence in (*out_of_date(os.environ, LaunchSettings), *unknown(os.environ)):
+        report.warn(sentence)
 
     def reread() -> tuple[list[WantedModel], list[str]]:
         try:
-            now = read(words, prog)
+            now = read(words, prog, os.environ)
         except UnknownWord as error:
             raise SettingError(str(error)) from error
-        models = wanted(replace(asked, models=now.models))[2] if now.models and asked.models else first
+        models = first
+        if now.models and asked.models:
+            models = wanted(replace(asked, models=now.models))[2]
+            check_engines(models)
         return models, changed(asked, now)
 
     given, several, first = LaunchSettings(), False, list[WantedModel]()
@@ -138,13 +152,15 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
     def serve() -> None:
         nonlocal given, several, first
         given, several, first = wanted(asked)
+        check_frontends(given, asked)
+        check_engines(first)
         service = Service(
             given,
             first,
             several=several,
             python=sys.executable,
             # What lies in the folder that it is started from is no part of the service.
-            environment={**os.environ, "PYTHONSAFEPATH": "1"},
+            environment={**without_settings(os.environ), "PYTHONSAFEPATH": "1"},
             signals=signals,
             report=report,
             reread=reread,
@@ -224,8 +240,10 @@ def is_split(settings: LaunchSettings) -> bool:
     return bool(split)
 
 
-def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
-    """A command line with the file that it names.
+def read(
+    words: Sequence[str], prog: str = "tessera serve", environment: Mapping[str, str] | None = None
+) -> Asked:
+    """A command line with the file that it names, over flags of processes that the environment gives.
 
     Raises ``UnknownWord`` for a flag that nobody knows or a value that it refuses, ``SettingError`` for what
     is wrong in the file.
@@ -236,11 +254,12 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     listed = file.pop("models", None)
     flags = {word.partition("=")[0] for word in left if word.startswith("--") and word != "--"}
     others = (flags | {f"--{key}" for key in file}) - own.keys()
-    known = _known_to_processes() if others else {}
+    set_by_variables = given_flags(environment or {})
+    known = process_flags() if others or set_by_variables else {}
     for flag in sorted(flags & others - known.keys()):
-        raise UnknownWord(f"there is no flag {flag}{near(flag, {*own, *known})}")
+        raise UnknownWord(f"there is no flag {flag}{near(flag, {*own, *known, '--config', '--help-all'})}")
     for flag in sorted(others - known.keys()):
-        meant = near(flag, {*own, *known}).replace("--", "")
+        meant = near(flag, {*own, *known, "--models"}).replace("--", "")
         raise SettingError(f"{config}: there is no setting {flag.removeprefix('--')}{meant}")
 
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
@@ -256,7 +275,12 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
         for flag, field in own.items()
         if file.get(key := flag.removeprefix("--")) is not None
     }
-    passed = [_from_file(f"--{key}", value, known) for key, value in file.items() if f"--{key}" in others]
+    passed: list[Passed | None] = [Passed(each.flag, each.words, each.said) for each in set_by_variables]
+    passed += [
+        _from_file(f"--{key}", value, known, f"{config}: {key}")
+        for key, value in file.items()
+        if f"--{key}" in others
+    ]
     names = parsed[_NAMES] or []
     named = parsed["models"]
     if len(names) > 1 and not named and parsed["--model-path"] is None:
@@ -276,26 +300,25 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     elif named and models:
         raise UnknownWord(f"{' '.join(named)}: the models are those that {config} lists")
     elif named:
-        models = [AskedModel(said=each, given={"model_path": Given(each, each)}) for each in named]
+        models = [Asked(said=each, given={"model_path": Given(each, each)}) for each in named]
     if models and (twice := next((each for each in _OF_ONE if each in given), None)) is not None:
         raise UnknownWord(f"{given[twice].said}: is of one model, and there are several")
     passed += parsed.get("passed", [])
-    asked = _asked(given, [each for each in passed if each is not None], known)
-    return replace(asked, models=models, config=config)
+    return replace(_asked(given, passed, known), models=models, config=config)
 
 
 # The names of one model; each of several has its own.
 _OF_ONE: Final = ("model_path", "served_model_name")
 
 
-def _listed(listed: Any, config: Path | None, own: Mapping[str, Field]) -> list[AskedModel]:
+def _listed(listed: Any, config: Path | None, own: Mapping[str, Field]) -> list[Asked]:
     """The models that stand in the file. Raises ``SettingError``."""
     if not isinstance(listed, list) or not listed:
         raise SettingError(f"{config}: models: must be a list of models")
     return [_listed_model(each, f"{config}: models[{index}]", own) for index, each in enumerate(listed)]
 
 
-def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel:
+def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> Asked:
     if isinstance(entry, str):
         entry = {"model": entry}
     if not isinstance(entry, dict):
@@ -304,7 +327,7 @@ def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel
     if "--model" in values:
         values["--model-path"] = values.pop("--model")
     given, passed = {}, []
-    known = _known_to_processes() if values.keys() - own.keys() else {}
+    known = process_flags() if values.keys() - own.keys() else {}
     for flag, value in values.items():
         key = flag.removeprefix("--")
         if flag in own and variable_of(own[flag]).of_model:
@@ -312,20 +335,19 @@ def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel
                 text = _setting_text(value)
                 given[own[flag].name] = Given(text, f"{said}: {key}: {text}")
         elif flag in known and known[flag].worker and flag not in own:
-            passed.append(_from_file(flag, value, known))
+            passed.append(_from_file(flag, value, known, f"{said}: {key}"))
         elif flag in own or flag in known:
             raise SettingError(f"{said}: {key}: is of the whole service: write it beside models")
         else:
             of_models = {flag for flag, field in own.items() if variable_of(field).of_model}
-            meant = near(flag, of_models | {each for each in known if known[each].worker})
+            meant = near(flag, {"--model"} | of_models | {each for each in known if known[each].worker})
             raise SettingError(f"{said}: there is no setting {key}{meant.replace('--', '')}")
     if not given.get("model_path", Given("", "")).text:
         raise SettingError(f"{said}: model: names no model")
     try:
-        asked = _asked({}, [each for each in passed if each is not None], known)
+        return replace(_asked(given, passed, known), said=said)
     except UnknownWord as error:
         raise SettingError(f"{said}: {error}") from error
-    return AskedModel(said=said, given=given, worker=asked.worker, encode_worker=asked.encode_worker)
 
 
 class _Collect(argparse.Action):
@@ -333,7 +355,7 @@ class _Collect(argparse.Action):
         self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         given = (values,) if isinstance(values, str) else tuple(values)
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest), Passed(str(option), given)])
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), Passed.of(str(option), given)])
 
 
 def _config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -371,58 +393,45 @@ def _setting_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flag:
-    """A flag of frontends or workers; ``values`` is how many it takes, as argparse writes it."""
-
-    values: int | str | None
-    frontend: bool
-    worker: bool
-
-
-def _known_to_processes() -> dict[str, _Flag]:
-    """The flags of frontends and workers by name."""
-    # Imported for these alone: they take a quarter of a second.
-    from tessera.flags import flags_of
-    from tessera.frontend.model_settings import MODELS_FLAG
-    from tessera.frontend.settings import FrontendSettings
-    from tessera.worker.settings import WorkerSettings
-
-    frontend, worker = flags_of(FrontendSettings), flags_of(WorkerSettings)
-    return {
-        flag: _Flag(values=(frontend | worker)[flag], frontend=flag in frontend, worker=flag in worker)
-        for flag in frontend | worker
-        # It is the launcher that writes the file.
-        if flag != MODELS_FLAG
-    }
-
-
-def _from_file(flag: str, value: Any, known: Mapping[str, _Flag]) -> Passed | None:
+def _from_file(flag: str, value: Any, known: Mapping[str, ProcessFlag], said: str) -> Passed | None:
     """A flag of a process as the file gives it; None where it says no more than its absence."""
     if known[flag].values == 0:
         if value:
-            return Passed(flag, ())
+            return Passed.of(flag, (), said)
         off = flag.replace("--", "--no-", 1)
-        return Passed(off, ()) if off in known else None
+        return Passed.of(off, (), said) if off in known else None
     if value is None:
         return None
     if isinstance(value, list):
-        return Passed(flag, tuple(map(str, value)))
-    return Passed(flag, (json.dumps(value) if isinstance(value, dict) else str(value),))
+        return Passed.of(flag, tuple(map(str, value)), said)
+    return Passed.of(flag, (json.dumps(value) if isinstance(value, dict) else str(value),), said)
 
 
-def _asked(given: Mapping[str, Given], passed: Sequence[Passed], known: Mapping[str, _Flag]) -> Asked:
+def _asked(
+    given: Mapping[str, Given], words: Sequence[Passed | None], known: Mapping[str, ProcessFlag]
+) -> Asked:
+    passed = [each for each in words if each is not None]
     frontend = [word for each in passed if known[each.flag].frontend for word in each.words]
     workers = [each for each in passed if known[each.flag].worker]
     worker = [word for each in workers for word in each.words]
-    encode = [word for each in workers if each.flag not in _NOT_OF_ENCODE_WORKERS for word in each.words]
+    # The last that gives a flag is the one that counts.
+    sources = {each.flag: each.said for each in passed}
     if passed:
-        _check(frontend, worker)
-    return Asked(given=given, frontend=frontend, worker=worker, encode_worker=encode)
+        _check(frontend, worker, sources)
+    return Asked(
+        given=given,
+        frontend=frontend,
+        worker=worker,
+        encode_worker=encode_flags(worker),
+        sources={flag: said for flag, said in sources.items() if said},
+    )
 
 
-def _check(frontend: Sequence[str], worker: Sequence[str]) -> None:
-    """Raises ``UnknownWord`` for values that frontends or workers would refuse, before any is started."""
+def _check(frontend: Sequence[str], worker: Sequence[str], sources: Mapping[str, str]) -> None:
+    """Raises ``UnknownWord`` for values that frontends or workers would refuse, before any is started.
+
+    ``SettingError`` for those of a variable or the file.
+    """
     from tessera.errors import ConfigError
     from tessera.flags import check_flags
     from tessera.frontend.settings import FrontendSettings
@@ -432,7 +441,64 @@ def _check(frontend: Sequence[str], worker: Sequence[str]) -> None:
         try:
             check_flags(kind, [*words, "--model-path=."])
         except ConfigError as error:
-            raise UnknownWord(error.message) from error
+            refused = _blamed(error.message, sources)
+            raise (UnknownWord if refused == error.message else SettingError)(refused) from error
+
+
+def _blamed(message: str, sources: Mapping[str, str]) -> str:
+    """An error about a flag, as one about the variable or the key that gives it."""
+    from tessera.flags import without_flag
+
+    for flag, said in sources.items():
+        if said and re.match(rf"(argument )?{flag}\b(?!-)", message):
+            rest = without_flag(message, flag)
+            value, _, why = rest.partition(": ")
+            return f"{said}: {why if why and said.endswith(value) else rest}"
+    return message
+
+
+def check_frontends(given: LaunchSettings, asked: Asked) -> None:
+    """Raises ``SettingError`` for what frontends would refuse once they have been started."""
+    own = [name for name in _OF_FRONTENDS if name in asked.given or name not in given.defaults]
+    if not (own or asked.frontend or os.environ.get("TESSERA_API_KEYS")) or not given.frontends:
+        return
+    from tessera.errors import ConfigError
+    from tessera.frontend.settings import check
+
+    by_name = {field.name: field.setting.flag for field in settings()}
+    said = {by_name[name]: given.named(name) for name in own}
+    sources = {flag: name for flag, name in said.items() if not name.startswith("--")} | dict(asked.sources)
+    try:
+        check([*frontend_flags(given, given.dyn_http_port), *given.frontend_flags], os.environ)
+    except ConfigError as error:
+        raise SettingError(_blamed(error.message, sources)) from error
+
+
+# What frontends are given by flags of the launcher that look at files, or are more than a word.
+_OF_FRONTENDS: Final = (
+    *("tls_cert", "tls_key", "max_file_size_mb", "dimensions_allowed", "allowed_local_media_path"),
+)
+
+
+def check_engines(models: Sequence[WantedModel]) -> None:
+    """Raises ``SettingError`` for engine settings that workers would refuse once they have been started."""
+    for model in models:
+        for kind in model.workers(model.settings):
+            own = [word for word in kind.flags if word.startswith(("--extra-engine", "--override-engine"))]
+            if own or kind.engine_args != str(ENGINE_CONFIGS):
+                _check_engine(model, kind)
+
+
+def _check_engine(model: WantedModel, kind: Workers) -> None:
+    from tessera.errors import ConfigError
+    from tessera.worker.settings import check_stages
+
+    settings = model.settings
+    words = [*worker_flags(settings, kind.role, kind.engine_args), "--model-path", settings.model_path]
+    try:
+        check_stages([*words, *kind.flags])
+    except ConfigError as error:
+        raise SettingError(f"{model.said}: {error.message}" if model.said else error.message) from error
 
 
 def _help(prog: str, *, everything: bool) -> None:
@@ -451,7 +517,7 @@ def _help(prog: str, *, everything: bool) -> None:
         heading = parser.add_argument_group(title)
         for field in fields:
             setting = field.setting
-            text = f"{plain(setting.help)} ({field.name.upper()}, default: {plain(default_of(field))})"
+            text = f"{plain(setting.help)} ({field.variable}, default: {plain(default_of(field))})"
             heading.add_argument(setting.flag, metavar=_metavar(field), help=text.replace("%", "%%"))
     if everything:
         _add_others(parser)

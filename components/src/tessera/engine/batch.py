@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -95,16 +95,9 @@ def pack_images(images: Sequence[Pixels], positions: Sequence[npt.NDArray[np.int
 
 def uint8_pixels(batch: VisionBatch) -> list[npt.NDArray[np.uint8]]:
     """The pixels, for an engine that takes no others; raises ``EngineFailed`` if some are float32."""
-    found = [image for image in batch.pixels if _is_uint8(image)]
-    if len(found) < len(batch.pixels):
+    if any(image.dtype != np.uint8 for image in batch.pixels):
         raise EngineFailed("this kind of engine takes uint8 pixels alone; use engine: torch for float32 ones")
-    return found
-
-
-def _is_uint8(
-    image: npt.NDArray[np.uint8] | npt.NDArray[np.float32],
-) -> TypeGuard[npt.NDArray[np.uint8]]:
-    return image.dtype == np.uint8
+    return cast("list[npt.NDArray[np.uint8]]", list(batch.pixels))
 
 
 def split_images(batch: VisionBatch, count: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.streams import Streams
+from tessera.engine.streams import CudaStreams
 
 Graph = tuple[Callable[[], None], torch.Tensor]
 """What replays it, and the output that each replay overwrites."""
@@ -55,7 +55,7 @@ class Graphs:
         *,
         sizes: Sequence[int],
         room: Callable[[int], int],
-        streams: Streams,
+        streams: CudaStreams,
         ends_only: bool = False,
     ) -> None:
         self._compute = compute

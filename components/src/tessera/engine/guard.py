@@ -54,65 +54,67 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _require_finite(stage: str, finite: bool) -> None:
-    if not finite:
-        raise EngineFailed(
-            f"the {stage} engine gave outputs that are not finite when it was warmed:"
-            " the checkpoint's weights are damaged, or do not suit this engine"
-        )
+class _Guarded:
+    """What both guarded engines share; ``stage`` names them in errors."""
+
+    stage: str
+
+    def __init__(self, engine: VisionEngine | TextEngine, model: Model) -> None:
+        self._warm = engine.warm
+        self._model = model
+        self.cost: Cost = engine.cost
+        self.depth = engine.depth
+        self.close = engine.close
+
+    def warm(self) -> None:
+        """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
+        self._warm()
+        if not self._gives_finite_rows():
+            raise EngineFailed(
+                f"the {self.stage} engine gave outputs that are not finite when it was warmed:"
+                " the checkpoint's weights are damaged, or do not suit this engine"
+            )
+
+    def _gives_finite_rows(self) -> bool:
+        raise NotImplementedError
 
 
-class GuardedVisionEngine:
+class GuardedVisionEngine(_Guarded):
     """A ``VisionEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``.
 
     Its warm-up ends with a look at the rows of a black image.
     """
 
+    stage = "vision"
+
     def __init__(self, engine: VisionEngine, model: Model, placement: Placement) -> None:
-        self._engine = engine
-        self._model = model
+        super().__init__(engine, model)
         self._placement = placement
         self.takes_floats = engine.takes_floats
-        self.cost: Cost = engine.cost
-        self.depth = engine.depth
         self.launch = guarded(engine.launch, translate)
-        self.close = engine.close
 
-    def warm(self) -> None:
-        """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
-        self._engine.warm()
+    def _gives_finite_rows(self) -> bool:
         spec = vision_of(self._model)
         batch = blank(self._model, spec.least_units)
-        out = [
-            torch.empty(
-                *(plan.rows, spec.row_width),
-                dtype=self._placement.torch_dtype,
-                device=self._placement.device,
-            )
-            for plan in batch.plans
-        ]
+        out = [self._placement.rows(plan.rows, spec.row_width) for plan in batch.plans]
         self.launch(batch, out).result()
-        _require_finite("vision", all(bool(rows.isfinite().all()) for rows in out))
+        return all(bool(rows.isfinite().all()) for rows in out)
 
 
-class GuardedTextEngine:
+class GuardedTextEngine(_Guarded):
     """A ``TextEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``.
 
     Its warm-up ends with a look at the rows of a short text.
     """
 
+    stage = "text"
+
     def __init__(self, engine: TextEngine, model: Model) -> None:
-        self._engine = engine
-        self._model = model
+        super().__init__(engine, model)
         self.gives_states = engine.gives_states
-        self.cost: Cost = engine.cost
-        self.depth = engine.depth
         self.launch = guarded(engine.launch, translate)
         self.launch_states = guarded(engine.launch_states, translate)
-        self.close = engine.close
 
-    def warm(self) -> None:
-        """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
-        self._engine.warm()
+    def _gives_finite_rows(self) -> bool:
         output = self.launch(zeros(self._model, _WARM_TOKENS, _WARM_TOKENS)).result()
-        _require_finite("text", bool(np.isfinite(output.values).all() and np.isfinite(output.norms).all()))
+        return bool(np.isfinite(output.values).all() and np.isfinite(output.norms).all())

@@ -28,6 +28,10 @@ class Placement:
     def is_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
+    def rows(self, count: int, width: int) -> torch.Tensor:
+        """Allocate ``[count, width]``, not filled."""
+        return torch.empty(count, width, dtype=self.torch_dtype, device=self.device)
+
 
 def place(settings: EngineSettings) -> Placement:
     """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""
@@ -45,7 +49,7 @@ def place(settings: EngineSettings) -> Placement:
     if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: the launcher "
-            "gives each worker a card, and AGG_, ENCODE_ and EMBED_CUDA_VISIBLE_DEVICES say which"
+            "gives each worker a card, and AGG_, ENCODE_ and TESSERA_EMBED_CUDA_VISIBLE_DEVICES say which"
         )
     dtype = settings.dtype
     if dtype == "auto":

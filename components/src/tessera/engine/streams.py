@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,42 +20,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Streams(Protocol):
-    """The order of an engine's copies and runs; one thread drives them."""
-
-    @property
-    def handle(self) -> int:
-        """The address of the compute stream, as TensorRT takes it."""
-        ...
-
-    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies to and from the device need not wait for."""
-        ...
-
-    def copying(self) -> AbstractContextManager[object]: ...
-
-    def computing(self) -> AbstractContextManager[object]:
-        """Use the compute stream, behind the copies issued so far; the host does not wait."""
-        ...
-
-    def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """Record ``compute``; returns what replays it in one launch, and the result that it overwrites."""
-        ...
-
-    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
-        """A batch of everything on the compute stream so far.
-
-        ``keep`` is what it reads and writes; ``finish`` makes its result.
-        """
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for both streams."""
-        ...
-
-
 class CudaStreams:
-    """Implements ``Streams``; recorded graphs share one pool of memory.
+    """The order of an engine's copies and runs, which one thread drives; graphs share one pool of memory.
 
     Neither stream waits for torch's default stream, nor for the other engine of the process. What an engine
     reads was complete, as seen from the host, when it was handed over; nothing else orders the streams of
@@ -69,19 +35,23 @@ class CudaStreams:
 
     @property
     def handle(self) -> int:
+        """The address of the compute stream, as TensorRT takes it."""
         return int(self._compute.cuda_stream)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies to and from the device need not wait for."""
         return _pinned(shape, dtype)
 
     def copying(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._copies)
 
     def computing(self) -> AbstractContextManager[object]:
+        """Use the compute stream, behind the copies issued so far; the host does not wait."""
         self._compute.wait_stream(self._copies)
         return torch.cuda.stream(self._compute)
 
     def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Record ``compute``; returns what replays it in one launch, and the result that it overwrites."""
         # The first run compiles kernels, builds plans and allocates, which must not happen while recording.
         compute()
         self.synchronize()
@@ -93,16 +63,21 @@ class CudaStreams:
         return graph.replay, result
 
     def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        """A batch of everything on the compute stream so far.
+
+        ``keep`` is what it reads and writes; ``finish`` makes its result.
+        """
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._compute)
         return Launched.after(event, finish, keep=keep)
 
     def synchronize(self) -> None:
+        """Wait for both streams."""
         self._copies.synchronize()
         self._compute.synchronize()
 
 
-def sendable(tensor: torch.Tensor, streams: Streams) -> torch.Tensor:
+def sendable(tensor: torch.Tensor, streams: CudaStreams) -> torch.Tensor:
     """Return the tensor itself, or a copy in staging memory if it lies in pageable memory.
 
     A copy from pageable memory would make the host wait for the stream.

@@ -24,6 +24,7 @@ with quick_imports():
     from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
+    from tessera.launch.variables import unknown
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import leave, when_told
     from tessera.rpc import DRAIN_PATIENCE_SECONDS, FORGOTTEN, set_environment_defaults, until_back
@@ -129,6 +130,8 @@ def main() -> int:
     # A launcher may tell it to read its models again before it has read them.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
+    for sentence in unknown(os.environ):
+        log.warning("%s", sentence)
     try:
         variables = (API_KEYS_VARIABLE, GROUP_VARIABLE, SOURCE_VARIABLE, PASSWORD_VARIABLE)
         keys, seat, source, password = (os.environ.pop(name, None) for name in variables)

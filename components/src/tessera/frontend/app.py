@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from inspect import signature
-from typing import Final, TypeGuard
+from typing import Final
 
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
-from tessera import __version__, tracing
+from tessera import tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend import page
 from tessera.frontend.api import (
@@ -31,25 +27,13 @@ from tessera.frontend.api import (
     tokenize,
     voyage,
 )
-from tessera.frontend.api.schema import OUTPUTS
+from tessera.frontend.api.routes import openapi
 from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
-from tessera.frontend.http.errors import (
-    Failure,
-    failure_response,
-    openai_error,
-    release,
-    render,
-    render_status,
-)
-from tessera.frontend.http.middleware import (
-    OPEN_PATHS,
-    Application,
-    RequestMiddleware,
-    TraceMiddleware,
-    Waiting,
-)
+from tessera.frontend.http.cors import Cors
+from tessera.frontend.http.errors import failure_response, openai_error, release, render, render_status
+from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Routes, TraceMiddleware
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
@@ -67,22 +51,11 @@ APIS: Final[tuple[ClientApi, ...]] = (
     health.API,
     metadata.API,
     status.API,
-    docs.API,
 )
 """In the order in which ``/docs`` lists them."""
 
-_DESCRIPTION: Final = "Text and images in, vectors or scores out; every common client's requests."
 
-
-def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
-    return (
-        isinstance(route, APIRoute)
-        and route.methods == {"POST"}
-        and list(signature(route.endpoint).parameters) == ["request"]
-    )
-
-
-def make_app(service: Service, added: Iterable[ClientApi] = ()) -> Application:
+def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddleware | TraceMiddleware | Cors:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
     ``added`` are the APIs of doors, behind its own.
@@ -94,76 +67,46 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> Application:
         open_paths |= METRICS_PATHS
     apis = (*APIS, *added)
     open_paths = open_paths.union(*(api.open_paths for api in apis))
-    routers = [(api, api.routes(service)) for api in apis]
-    error_shapes = {
-        route.path: api.error
-        for api, router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute)
-    }
-
+    of_apis = [(api, route) for api in apis for route in api.routes(service)]
+    error_shapes = {route.path: api.error for api, route in of_apis}
     for kind in OutputKind:
-        service.routes[kind] = [
-            route.path_format
-            for _, router in routers
-            for route in router.routes
-            if isinstance(route, APIRoute) and kind.value in (route.openapi_extra or {}).get(OUTPUTS, ())
-        ]
+        service.routes[kind] = [route.path_format for _, route in of_apis if kind.value in route.outputs]
 
-    def around(routes: ASGIApp) -> ASGIApp:
-        guarded = RequestMiddleware(
-            routes,
-            keys=service.keys,
-            limiter=service.limiter,
-            admission=service.admission,
-            metrics=service.metrics,
-            open_paths=open_paths,
-            error_shapes=error_shapes,
-            waiting=[Waiting(api.waits_below, api.error) for api in apis if api.waits_below],
-            timeout_seconds=service.settings.limits.timeout_seconds,
-        )
-        # Outside the other, so that what it refuses is seen.
-        return TraceMiddleware(guarded) if tracing.recording() else guarded
-
-    def answer(request: Request, failure: Failure) -> Response:
+    def failed(request: Request, error: TesseraError | HTTPException) -> Response:
         exchange = exchange_of(request.scope)
+        path = exchange.path
+        if isinstance(error, HTTPException):
+            failure = render_status(error.status_code, _explanation(request, error))
+            # Which methods a route takes, above all.
+            failure.headers.update({name.lower(): value for name, value in (error.headers or {}).items()})
+        else:
+            if isinstance(error, RequestCancelled):
+                service.metrics.disconnects.inc()
+            release(error)
+            failure, path = render(error), request.scope["route"].path
         # The middleware counts it.
         exchange.failure = failure
         # A body may be in another client's form than its route's.
-        shape = exchange.error_shape or error_shapes.get(exchange.path, openai_error)
-        return failure_response(failure, shape)
+        return failure_response(failure, exchange.error_shape or error_shapes.get(path, openai_error))
 
-    def failed(request: Request, error: TesseraError) -> Response:
-        if isinstance(error, RequestCancelled):
-            service.metrics.disconnects.inc()
-        release(error)
-        return answer(request, render(error))
-
-    app = Application(
-        {route.path: route for _, router in routers for route in router.routes if _takes_the_request(route)},
-        around,
-        failed,
-        title="Tessera",
-        version=__version__,
-        description=_DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        # It would be to whatever Host the client named.
-        redirect_slashes=False,
-    )
-    for _, router in routers:
-        app.include_router(router)
+    routes = [route for _, route in of_apis]
+    routes += docs.routes(openapi((api.name, route) for api, route in of_apis))
     if try_page:
-        app.include_router(page.routes(try_page))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        failure = render_status(error.status_code, _explanation(request, error))
-        # Which methods a route takes, above all.
-        failure.headers.update({name.lower(): value for name, value in (error.headers or {}).items()})
-        return answer(request, failure)
-
-    return app
+        routes += page.routes(try_page)
+    guarded = RequestMiddleware(
+        Routes(routes, failed),
+        keys=service.keys,
+        limiter=service.limiter,
+        admission=service.admission,
+        metrics=service.metrics,
+        open_paths=open_paths,
+        error_shapes=error_shapes,
+        waiting={prefix: api.error for api in apis for prefix in api.waits_below},
+        timeout_seconds=service.settings.limits.timeout_seconds,
+        access_log_share=service.settings.access_log_share,
+    )
+    # Outside the other, so that what it refuses is seen, and by browsers, too.
+    return service.settings.cors.around(TraceMiddleware(guarded) if tracing.recording() else guarded)
 
 
 def _explanation(request: Request, error: HTTPException) -> str:

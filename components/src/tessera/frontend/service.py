@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-
-from fastapi import APIRouter
 
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
@@ -18,6 +16,7 @@ from tessera.errors import ConfigError, TesseraError
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.auth import ANONYMOUS, Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
@@ -60,95 +59,71 @@ TASKS: Final = {
 _UNKNOWN_CAPACITY: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What the routes and the middleware answer with; owned by one event loop. ``close`` ends it.
 
-    ``draining`` is set when the process has been told to stop.
+    ``keys`` is None where the service is open to all, ``limiter`` where no key has a rate. ``tasks`` go on
+    for as long as the service does, ``draining`` is set when the process has been told to stop, and
+    ``routes`` are those that answer what comes out of a model of a kind; the application fills them.
     """
 
-    settings: FrontendSettings
-    runtime: Runtime
-    models: Models
-    media: MediaLoader
-    endpoint: Endpoint
-    keys: Authenticator | None
-    """None where the service is open to all."""
-    limiter: RateLimiter | None
-    """None where no key has a rate."""
-    admission: Admission
-    metrics: FrontendMetrics
-    group: FrontendGroup
-    tasks: set[asyncio.Task[None]]
-    """What goes on for as long as the service does."""
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
-    routes: dict[OutputKind, list[str]] = field(default_factory=dict)
-    """Those that answer what comes out of a model of a kind; the application fills it."""
-
-    @classmethod
-    async def connect(cls, settings: FrontendSettings) -> Service:
-        """Open the models and follow discovery; waits for no worker."""
-        runtime = Runtime(settings.rpc)
+    def __init__(self, settings: FrontendSettings) -> None:
+        access, limits, seat = settings.access, settings.limits, settings.seat
+        self.settings = settings
+        self.runtime = Runtime(settings.rpc)
         name = f"frontend-{uuid.uuid4().hex}"
-        group = FrontendGroup(settings.seat)
-        media = MediaLoader(settings.media, settings.limits.images)
-        metrics = FrontendMetrics(settings.seat)
-        lender = RowLender(name, capacity=_LENT_BYTES)
-        metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
-        access = settings.access
-        names = [key.name for key in access.keys] or [ANONYMOUS]
-        if len(names) > MOST_KEYS:
-            raise ConfigError(f"{len(names)} API keys are more than {MOST_KEYS}")
-        limiter: RateLimiter | None = None
+        # Workers divide what they take among those who ask: the frontends of one host are one.
+        self._caller = f"frontends-{seat.name}" if seat else name
+        self.group = group = FrontendGroup(seat)
+        self.media = MediaLoader(settings.media, limits.images)
+        names = None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
+        self._known = KnownMedia(shared=names)
+        self.metrics = FrontendMetrics(seat)
+        self._lender = lender = RowLender(name, capacity=_LENT_BYTES)
+        self.metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
+        self._key_names = [key.name for key in access.keys] or [ANONYMOUS]
+        if len(self._key_names) > MOST_KEYS:
+            raise ConfigError(f"{len(self._key_names)} API keys are more than {MOST_KEYS}")
+        self.keys = Authenticator(access.keys) if access.keys else None
+        self.limiter: RateLimiter | None = None
         if access.requests_per_minute or access.tokens_per_minute:
-            limiter = RateLimiter(
-                names,
+            self.limiter = RateLimiter(
+                self._key_names,
                 requests_per_minute=access.requests_per_minute,
                 tokens_per_minute=access.tokens_per_minute,
                 group=group,
             )
-        admission = Admission(
-            max_requests=settings.limits.max_in_flight,
-            max_response_bytes=settings.limits.max_response_bytes,
-            group=group,
+        self.admission = admission = Admission(
+            max_requests=limits.max_in_flight, max_response_bytes=limits.max_response_bytes, group=group
         )
-        metrics.watch_admission(admission)
-        opener = _Opener(
-            settings=settings,
-            runtime=runtime,
-            # Workers divide what they take among those who ask: the frontends of one host are one.
-            caller=f"frontends-{settings.seat.name}" if settings.seat else name,
-            group=group,
-            keys=len(names),
-            media=media,
-            known=KnownMedia(shared=_shared_names(settings.seat)),
-            metrics=metrics,
-            lender=lender,
-            admission=admission,
+        self.metrics.watch_admission(admission)
+        self.models = Models(
+            self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
-        models = Models(
-            opener.open,
-            lambda model: admission.close_room(model.room),
-            patience=settings.limits.timeout_seconds,
-        )
+        self.endpoint = Endpoint(self.models, limits)
+        # By slot. Of each there is one: a model may still be answering when the next one has its slot.
+        self._entries: dict[int, SharedEntries] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.draining = asyncio.Event()
+        self.routes: dict[OutputKind, list[str]] = {}
+
+    @classmethod
+    async def connect(cls, settings: FrontendSettings) -> Service:
+        """Open the models and follow discovery; waits for no worker."""
+        service = cls(settings)
         for model in settings.models:
             # Of all, before those of the first are asked anything.
             for address in (model.embed_endpoint, model.encode_endpoint):
-                runtime.endpoint(address)
-        await models.start(settings.models)
-        return cls(
-            settings=settings,
-            runtime=runtime,
-            models=models,
-            media=media,
-            endpoint=Endpoint(models, settings.limits),
-            keys=Authenticator(access.keys) if access.keys else None,
-            limiter=limiter,
-            admission=admission,
-            metrics=metrics,
-            group=group,
-            tasks=_pulses(group, models, lender),
-        )
+                service.runtime.endpoint(address)
+        await service.models.start(settings.models)
+        if service.group.siblings:
+            service.tasks.add(KEEPER.start("group", service._pulse, every=PULSE_SECONDS))
+        return service
+
+    async def _pulse(self) -> None:
+        """Show the other frontends of the group that this one is there."""
+        workers = {model.settings.name: model.workers.count for model in self.models}
+        self.group.pulse(workers, lent_bytes=self._lender.lent)
 
     async def follow(self) -> bool:
         """Serve what the file of models lists now; what cannot be read changes nothing.
@@ -165,77 +140,42 @@ class Service:
             return True
         return await self.models.follow(wanted)
 
+    def not_ready(self) -> str:
+        """Return why balancers should look elsewhere; nothing for a frontend that is ready.
+
+        With ``health_needs`` all, every model that is to be served must have a worker.
+        """
+        if KEEPER.trouble is not None:
+            return f"not ready: {KEEPER.trouble}"
+        ready = [model for model in self.models if model.workers.embed.ready]
+        if self.draining.is_set() or not ready:
+            return "not ready"
+        names = {model.settings.name for model in ready}
+        wanted = [*(model.settings.name for model in self.models), *self.models.waiting]
+        missing = [name for name in wanted if name not in names]
+        if missing and self.settings.health_needs == "all":
+            return f"not ready: {', '.join(missing)}"
+        return ""
+
     async def close(self) -> None:
         for task in self.tasks:
             task.cancel()
         await self.media.close()
         await self.models.close()
 
-
-def _pulses(group: FrontendGroup, models: Models, lender: RowLender) -> set[asyncio.Task[None]]:
-    """The loop that shows the other frontends of the group that this one is there; none without others."""
-
-    async def pulse() -> None:
-        group.pulse({model.settings.name: model.workers.count for model in models}, lent_bytes=lender.lent)
-
-    return {KEEPER.start("group", pulse, every=PULSE_SECONDS)} if group.siblings else set()
-
-
-def described(service: Service, served: ServedModel) -> dict[str, Any]:
-    """What clients and people are told of a model beside its name."""
-    model, source = served.model, served.settings.origin
-    return {
-        "family": model.family,
-        "output": {
-            "kind": model.output.kind.value,
-            "width": model.output.width,
-            "dimensions": [list(each) for each in served.pipeline.widths.ranges],
-        },
-        "images": model.vision is not None,
-        "task": TASKS[model.output.kind],
-        "routes": service.routes.get(model.output.kind, []),
-        "source": None if source is None else source.described(),
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientApi:
-    """The API of one client: its routes, and the shape of the errors that they answer with."""
-
-    routes: Callable[[Service], APIRouter]
-    error: ErrorShape = openai_error
-    waits_below: tuple[str, ...] = ()
-    """What paths begin with whose routes wait for room themselves; whatever is there has its errors."""
-    open_paths: frozenset[str] = frozenset()
-    """Paths that are answered without an API key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opener:
-    """What every model of a frontend is given; ``keys`` are counted."""
-
-    settings: FrontendSettings
-    runtime: Runtime
-    caller: str
-    group: FrontendGroup
-    keys: int
-    media: MediaLoader
-    known: KnownMedia
-    metrics: FrontendMetrics
-    lender: RowLender
-    admission: Admission
-    entries: dict[int, SharedEntries] = field(default_factory=dict)
-    """By slot. Of each there is one: a model may still be answering when the next one has its slot."""
-
-    async def open(self, given: ModelSettings) -> ServedModel:
+    async def _open(self, given: ModelSettings) -> ServedModel:
         """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""
-        group = self.group
         # Its own name in the table, and that of each key for it.
-        if group.free_names < self.keys + 1:
-            raise ConfigError(f"with {self.keys} API keys there is no room for another model")
+        keys = len(self._key_names)
+        if self.group.free_names < keys + 1:
+            raise ConfigError(f"with {keys} API keys there is no room for another model")
         model = await asyncio.to_thread(open_model, given.directory, given.model_options)
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
-        workers = await _workers(given, self.runtime, model, self.caller)
+        embed, encode = [
+            Peers(await Client.connect(self.runtime, address), _same_model(model), caller=self._caller)
+            for address in (given.embed_endpoint, given.encode_endpoint)
+        ]
+        workers = Workers(embed=embed, encode=encode)
         metrics = self.metrics.of(given.name)
         try:
             return self._served(given, model, workers, metrics, widths)
@@ -264,7 +204,7 @@ class _Opener:
             ),
             workers=workers,
             pipeline=Pipeline(
-                model, self.media, embedder, settings.limits, metrics, self.known, widths=widths
+                model, self.media, embedder, settings.limits, metrics, self._known, widths=widths
             ),
             room=room,
             metrics=metrics,
@@ -283,7 +223,7 @@ class _Opener:
             metrics,
             model.output,
             stages=stage_outputs(model),
-            lender=self.lender,
+            lender=self._lender,
             wait_seconds=settings.worker_wait_seconds,
         )
         if not settings.result_cache_bytes:
@@ -299,29 +239,50 @@ class _Opener:
             ),
             flight_seconds=settings.limits.timeout_seconds,
             workers=lambda: len(workers.embed.ready),
-            entries=self._entries(given.slot),
+            entries=self._kept(given.slot),
         )
 
-    def _entries(self, slot: int) -> Entries | None:
+    def _kept(self, slot: int) -> Entries | None:
         """Where all frontends of the group keep results of the slot's model; None: this one alone does."""
         if (seat := self.settings.seat) is None:
             return None
-        if slot not in self.entries:
+        if slot not in self._entries:
             capacity = self.settings.result_cache_bytes
             names = file_bytes(size=seat.size, capacity=seat.size * _NAMES_BYTES, entry_bytes=_NAME_BYTES)
             each = file_bytes(size=seat.size, capacity=capacity, entry_bytes=_RESULT_BYTES)
             shared = _shared(seat, names + slot * each, capacity, _RESULT_BYTES)
-            self.entries[slot] = SharedEntries(shared)
-        return self.entries[slot]
+            self._entries[slot] = SharedEntries(shared)
+        return self._entries[slot]
 
 
-async def _workers(given: ModelSettings, runtime: Runtime, model: Model, name: str) -> Workers:
-    embed = await Client.connect(runtime, given.embed_endpoint)
-    encode = await Client.connect(runtime, given.encode_endpoint)
-    return Workers(
-        embed=Peers(embed, _same_model(model), caller=name),
-        encode=Peers(encode, _same_model(model), caller=name),
-    )
+def described(service: Service, served: ServedModel) -> dict[str, Any]:
+    """What clients and people are told of a model beside its name."""
+    model, source = served.model, served.settings.origin
+    return {
+        "family": model.family,
+        "output": {
+            "kind": model.output.kind.value,
+            "width": model.output.width,
+            "dimensions": [list(each) for each in served.pipeline.widths.ranges],
+        },
+        "images": model.vision is not None,
+        "task": TASKS[model.output.kind],
+        "routes": service.routes.get(model.output.kind, []),
+        "source": None if source is None else source.described(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ClientApi:
+    """The API of one client: its name in ``/docs``, its routes, and the shape of the errors of these."""
+
+    name: str
+    routes: Callable[[Service], Sequence[ApiRoute]]
+    error: ErrorShape = openai_error
+    waits_below: tuple[str, ...] = ()
+    """What paths begin with whose routes wait for room themselves; whatever is there has its errors."""
+    open_paths: frozenset[str] = frozenset()
+    """Paths that are answered without an API key."""
 
 
 def _same_model(model: Model) -> Check:
@@ -331,11 +292,6 @@ def _same_model(model: Model) -> Check:
         return f"it serves {info.model!r} ({info.fingerprint}), this frontend {model.fingerprint}"
 
     return check
-
-
-def _shared_names(seat: Seat | None) -> SharedCache | None:
-    """Clients' names for images, of all frontends of the group."""
-    return None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
 
 
 def _shared(seat: Seat, offset: int, capacity: int, entry_bytes: int) -> SharedCache:

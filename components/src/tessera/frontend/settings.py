@@ -5,27 +5,28 @@ The parts stand beside the code that they are for. The order of the fields is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
-from tessera.flags import parse_flags
+from tessera.flags import check_flags, parse_flags
 from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
 from tessera.frontend.door import check_doors, doors
 from tessera.frontend.group import Seat
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
-from tessera.frontend.http.tls import TlsSettings
+from tessera.frontend.http.cors import CorsSettings
+from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate, TlsSettings
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.model_settings import MODELS_FLAG, ModelSettings, read_models
 from tessera.frontend.request import RequestLimits
 from tessera.logs import LogSettings
 from tessera.rpc.runtime import RpcSettings
-from tessera.settings import MIB, NOT_NEGATIVE, PORT, POSITIVE, Setting, Traces, exporters
+from tessera.settings import MIB, NOT_NEGATIVE, PORT, POSITIVE, AccessLogShare, Setting, Traces, exporters
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,14 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting(flag="--port", check=PORT, help="the port of HTTP")] = 8000
+    cors: Annotated[CorsSettings, Setting(group="browsers")] = CorsSettings()
+    health_needs: Annotated[
+        Literal["one", "all"],
+        Setting(
+            flag="--health-needs",
+            help="models that must be ready for /health to answer 200, if there are several",
+        ),
+    ] = "one"
     tls: Annotated[TlsSettings, Setting(group="TLS")] = TlsSettings()
     limits: Annotated[Limits, Setting(group="limits of one request")] = Limits()
     media: Annotated[MediaPolicy, Setting(group="media")] = MediaPolicy()
@@ -162,6 +171,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     want_traces: Traces = None
     rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
+    access_log_share: AccessLogShare = 1.0
     traces: tuple[str, ...] = ()
     """The exporters of traces, by name."""
     seat: Seat | None = None
@@ -194,6 +204,14 @@ def parse(
     )
     check_doors(settings)
     return msgspec.structs.replace(settings, models=_models(settings, source))
+
+
+def check(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` for what a frontend would refuse before it looks for models."""
+    given = check_flags(FrontendSettings, words)
+    read_keys(given.access.keys_file, environment.get(API_KEYS_VARIABLE))
+    Certificate.of(given.tls, environment.get(PASSWORD_VARIABLE))
+    check_doors(given)
 
 
 def _models(given: FrontendSettings, source: str | None) -> tuple[ModelSettings, ...]:

@@ -36,6 +36,16 @@ class Folders:
         self.descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _HIGH)
         os.close(opened)
 
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left where they are."""
+        found = os.statvfs(self.descriptor)
+        return found.f_bavail * found.f_frsize
+
     def make(self, name: str) -> Path:
         """A new folder."""
         made = self._path / name

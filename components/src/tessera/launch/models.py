@@ -111,7 +111,7 @@ def check_apart(models: Iterable[WantedModel]) -> None:
 
 
 def listed_models(model_path: str) -> list[str]:
-    """The models that MODEL_PATH names: several are separated by commas."""
+    """The models that TESSERA_MODEL_PATH names: several are separated by commas."""
     if os.path.isdir(model_path):
         return [model_path]
     return [each for each in (each.strip() for each in model_path.split(",")) if each]
@@ -120,7 +120,7 @@ def listed_models(model_path: str) -> list[str]:
 def wanted_models(
     given: LaunchSettings, *, split: bool, worker: Sequence[str] = (), encode_worker: Sequence[str] = ()
 ) -> tuple[bool, list[WantedModel]]:
-    """Whether MODEL_PATH names several models, and what it names. Raises ``SettingError``."""
+    """Whether TESSERA_MODEL_PATH names several models, and what it names. Raises ``SettingError``."""
     paths = listed_models(given.model_path)
     flags: Any = {"worker": tuple(worker), "encode_worker": tuple(encode_worker), "split": split}
     if len(paths) < 2:
@@ -146,15 +146,15 @@ def of_list(path: str, settings: S) -> S:
             listed = yaml.safe_load(file)["models"]
         entries = {name: entry for entry in listed for name in _names(settings, entry)}
     except OSError as error:
-        raise SettingError(f"MODELS_FILE={path}: {error.strerror}") from error
+        raise SettingError(f"{settings.named('models_file')}: {error.strerror}") from error
     except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise SettingError(
-            f"MODELS_FILE={path}: is no list of models: {' '.join(str(error).split())}"
+            f"{settings.named('models_file')}: is no list of models: {' '.join(str(error).split())}"
         ) from error
     name = find_name(wanted, entries)
     if name is None:
         raise SettingError(
-            f"SERVED_MODEL_NAME={wanted}: says which of {', '.join(entries)} of {path} the workers serve"
+            f"{settings.named('served_model_name')}: says which of {', '.join(entries)} of {path} is served"
         )
     entry = entries[name]
     names = _names(settings, entry)

@@ -18,7 +18,7 @@ COMMAND: Final = ("nvidia-cuda-mps-control", "-f")
 def wanted(mode: str, shared: bool, cards: Sequence[Card], environment: Mapping[str, str]) -> bool:
     """Whether the service is to be started, for workers that share a card of the machine's or do not.
 
-    ``mode`` is CUDA_MPS: ``auto`` (where a card has several workers and the service is installed), ``on`` or
+    ``mode`` is ``auto`` (where a card has several workers and the service is installed), ``on`` or
     ``off``. A service that runs already is used as it is.
     """
     if mode == "off" or environment.get("CUDA_MPS_PIPE_DIRECTORY"):

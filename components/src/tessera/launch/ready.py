@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,25 +80,23 @@ def _serves(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a service is ready with: ``embed`` and ``encode`` workers known to each of ``frontends``.
+    """What a service is ready with: workers known to each of ``frontends``.
 
-    ``workers`` are asked themselves, on a host without a frontend. Both are URLs; ``together`` is how many
-    frontends answer behind each. ``models`` has those two numbers for each of several models.
+    ``models`` has the numbers of embed and encode workers of each of several models, or those of all workers
+    by "". ``workers`` are asked themselves, on a host without a frontend. Both are URLs; ``together`` is how
+    many frontends answer behind each.
     """
 
     frontends: Sequence[str]
     workers: Sequence[str]
-    embed: int = 0
-    encode: int = 0
+    models: Mapping[str, tuple[int, int]]
     together: int = 1
-    models: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def _is_there(self) -> bool:
-        return all(self._knows_all(url) for url in self.frontends) and all(map(_serves, self.workers))
-
-    def _knows_all(self, url: str) -> bool:
-        wanted = self.models or {"": (self.embed, self.encode)}
-        return all(self._knows(url, name, *counts) for name, counts in wanted.items())
+        known = (
+            self._knows(url, name, *counts) for url in self.frontends for name, counts in self.models.items()
+        )
+        return all(known) and all(map(_serves, self.workers))
 
     def _knows(self, url: str, model: str, embed: int, encode: int) -> bool:
         found = workers(url, model)
@@ -177,8 +175,8 @@ class Asking:
             os.kill(os.getpid(), signal.SIGCHLD)
 
 
-def say_ended(pid: int) -> None:
-    log.error("process %d ended before the service was ready", pid)
+def say_ended(ended: str) -> None:
+    log.error("%s before the service was ready", ended)
 
 
 def _has_ended(pid: int) -> bool:
@@ -215,13 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = {model: (int(embed), int(encode)) for model, embed, encode in parsed.workers}
     except ValueError:
         parser.error("--workers takes a model and two whole numbers")
-    expected = Expected(
-        frontends=parsed.url,
-        workers=parsed.worker,
-        embed=parsed.embed,
-        encode=parsed.encode,
-        models=models,
-    )
+    models = models or {"": (parsed.embed, parsed.encode)}
+    expected = Expected(frontends=parsed.url, workers=parsed.worker, models=models)
 
     def one_has_ended() -> bool:
         for pid in parsed.pids:

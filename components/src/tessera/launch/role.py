@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 from typing import Final, NoReturn
@@ -26,6 +25,7 @@ from tessera.launch.processes import (
 from tessera.launch.report import Report
 from tessera.launch.settings import RoleSettings, SettingError
 from tessera.launch.supervisor import Hopeless, Supervisor
+from tessera.launch.variables import out_of_date, process_words, without_own
 from tessera.terminal import complain
 
 ROLES: Final = ("frontend", "agg", "encode", "embed")
@@ -43,6 +43,8 @@ def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn
     except SettingError as error:
         complain(f"start-role: {error}")
         raise SystemExit(2) from None
+    for sentence in out_of_date(environment, RoleSettings, scripts=True):
+        complain(f"start-role: {sentence}")
     os.execvpe(python, [python, *words], own)
 
 
@@ -57,8 +59,10 @@ def keep(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         settings = RoleSettings.read(environment)
         port = settings.dyn_system_port_base + settings.slurm_localid
-        python, words, own = command(arguments, {**environment, "DYN_SYSTEM_PORT": str(port)})
+        python, words, own = command(arguments, {**environment, "TESSERA_SYSTEM_PORT": str(port)})
         name = f"{arguments[0]} on {settings.slurmd_nodename or socket.gethostname()}"
+        for sentence in out_of_date(environment, RoleSettings, scripts=True):
+            complain(f"start-role: {sentence}")
         supervisor.start(name, arguments[0], [python, *words], own)
         supervisor.supervise()
     except (SettingError, OSError) as error:
@@ -85,30 +89,30 @@ def command(
     if settings.models_file and several is None:
         settings = of_list(settings.models_file, settings)
     if not settings.model_path and several is None:
-        raise SettingError("MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
+        raise SettingError("TESSERA_MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
     # The process downloads that itself: it is the only one here that needs it.
     if several is None and not os.path.isdir(settings.model_path) and settings.hub_model is None:
-        raise SettingError(
-            f"MODEL_PATH={settings.model_path}: no such directory; a model of a hub is ORG/NAME"
-        )
+        raise SettingError(f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME")
     address = settings.host_address or settings.pod_ip
-    found = _interface(address or settings.host_interface)
-    if not address and found is not None:
-        address = found.address
+    interface, own_address = _interface(address or settings.host_interface)
+    address = address or own_address
     if not address:
-        raise SettingError("this host has no address of its own; set HOST_ADDRESS")
-    own = dict(environment)
+        raise SettingError("this host has no address of its own; set TESSERA_HOST_ADDRESS")
+    own = without_own(environment)
     # Workers call each other; the runtime would bind and announce loopback otherwise.
     own["DYN_TCP_RPC_HOST"] = settings.dyn_tcp_rpc_host or address
     own["DYN_TCP_RESPONSE_STREAM_HOST"] = settings.dyn_tcp_response_stream_host or address
     if settings.models_file:
         own["DYN_NAMESPACE"] = settings.dyn_namespace
+    # Behind the flags from here, in whose place they are.
+    of_frontends, of_workers = process_words(environment)
+    given = [*(of_frontends if role == "frontend" else of_workers), *arguments[1:]]
     flags = common_flags(settings) if several else shared_flags(settings)
     flags += ["--drain-seconds", settings.drain_seconds]
     if role == "frontend":
         flags += frontend_flags(settings, settings.dyn_http_port, several)
         flags += settings.frontend_args.split()
-        words = ["-m", "tessera.frontend", *flags, *arguments[1:]]
+        words = ["-m", "tessera.frontend", *flags, *given]
         return settings.python, words, without_system_port(own)
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
     own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
@@ -118,21 +122,19 @@ def command(
         flags += ["--multimodal-embedding-cache-capacity-gb", settings.cache_gb]
     if role != "agg":
         # One that is empty means all of them.
-        name = environment.get("NIXL_INTERFACES", found.name if found is not None else "")
+        names = (environment.get(name) for name in ("TESSERA_NIXL_INTERFACES", "NIXL_INTERFACES"))
+        name = next((name for name in names if name is not None), interface)
         flags += ["--override-engine-args", json.dumps({"transport": {"nixl_interfaces": name}})]
     if role == "embed" and settings.encode_endpoint:
         flags += ["--encode-endpoint", settings.encode_endpoint]
-    return settings.python, ["-m", "tessera.worker", *flags, *arguments[1:]], own
+    return settings.python, ["-m", "tessera.worker", *flags, *given], own
 
 
-@dataclass(frozen=True, slots=True)
-class _Interface:
-    name: str
-    address: str
+def _interface(wanted: str) -> tuple[str, str]:
+    """Name and IPv4 address of the network interface that has either; for "" the first but loopback.
 
-
-def _interface(wanted: str) -> _Interface | None:
-    """The network interface of that name or IPv4 address; for "" the first that is not loopback."""
+    Both are empty where there is none.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
@@ -141,5 +143,5 @@ def _interface(wanted: str) -> _Interface | None:
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if wanted in (address, name) if wanted else not address.startswith("127."):
-                return _Interface(name, address)
-    return None
+                return name, address
+    return "", ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,14 @@ from tessera.launch.models import wanted_models
 from tessera.launch.processes import without_source
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
-from tessera.launch.settings import LaunchSettings, variables_help
+from tessera.launch.settings import LaunchSettings, log_format_of, variables_help
+from tessera.launch.variables import (
+    encode_flags,
+    out_of_date,
+    process_words,
+    unknown,
+    without_settings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +44,17 @@ class Script:
 SCRIPTS: Final = {
     "agg": Script(
         "agg",
-        "FRONTENDS frontends, and AGG_WORKERS aggregated workers: both stages in one process.\n"
+        "TESSERA_FRONTENDS frontends, and TESSERA_AGG_WORKERS aggregated workers: both stages in a process.\n"
         "Extra arguments go to the workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
         split=False,
     ),
     "e_p": Script(
         "e_p",
-        "FRONTENDS frontends, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process "
-        "of its own.\n"
-        "Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and\n"
-        "EXPECT_EMBED_WORKERS tell the frontends how many there are in all.\n"
+        "TESSERA_FRONTENDS frontends, TESSERA_ENCODE_WORKERS encode workers and TESSERA_EMBED_WORKERS embed\n"
+        "workers, each a process of its own.\n"
+        "Any of the numbers may be 0: the rest then runs on other hosts, and\n"
+        "TESSERA_EXPECT_ENCODE_WORKERS and TESSERA_EXPECT_EMBED_WORKERS tell the frontends how many\n"
+        "there are in all.\n"
         "Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
         split=True,
     ),
@@ -71,19 +79,23 @@ def launch(
         sys.stdout.write(script.help())
         return 0
     signals = Signals()
-    report = Report(os.environ.get("LOG_FORMAT", ""))
+    report = Report(log_format_of(os.environ))
 
     def launched() -> None:
         given = LaunchSettings.read(os.environ)
         environment = without_source(os.environ, root)
         python = os.path.join(given.venv or root / ".venv", "bin", "python")
-        several, wanted = wanted_models(given, split=script.split, worker=flags)
+        frontend, worker = _from_variables(report, prepared=prepared)
+        given = replace(given, passed=tuple(frontend))
+        several, wanted = wanted_models(
+            given, split=script.split, worker=[*worker, *flags], encode_worker=encode_flags(worker)
+        )
         service = Service(
             given,
             wanted,
             several=several,
             python=python,
-            environment=environment,
+            environment=without_settings(environment),
             signals=signals,
             report=report,
         )
@@ -99,6 +111,23 @@ def launch(
         service.run()
 
     return status_of(launched, report)
+
+
+def _from_variables(report: Report, *, prepared: bool) -> tuple[list[str], list[str]]:
+    """The flags of frontends and of workers that variables give; says which variables are none.
+
+    Nothing before the environment is made, which then is looked at again.
+    """
+    if not prepared:
+        for sentence in out_of_date(os.environ, LaunchSettings, scripts=True):
+            report.warn(sentence)
+    try:
+        words = process_words(os.environ)
+        for sentence in unknown(os.environ):
+            report.warn(sentence)
+        return words
+    except ImportError:
+        return [], []
 
 
 def _prepare(

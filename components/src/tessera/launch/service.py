@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -32,6 +33,7 @@ from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import described, on_cards, placed, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
 from tessera.machine import free_memory_bytes, this_machine
+from tessera.terminal import reason_of
 
 if TYPE_CHECKING:
     from tessera.launch.ready import Expected
@@ -45,6 +47,9 @@ _HIGHEST_SYSTEM_PORT: Final = 32767
 
 _STEP_SECONDS: Final = 0.1
 
+# Frontends map files of counters, 0.3 MB each: a system without room for them kills the process.
+_LEAST_FREE_BYTES: Final = 8 << 20
+
 
 def status_of(run: Callable[[], None], report: Report) -> int:
     """The status with which the launcher ends: of the signal that told it to, 1 for what it complains of."""
@@ -53,7 +58,11 @@ def status_of(run: Callable[[], None], report: Report) -> int:
     except (SettingError, NotReady) as error:
         report.complain(str(error))
         return 1
+    except OSError as error:
+        report.complain(reason_of(error))
+        return 1
     except Told as told:
+        report.say("stopped")
         return told.status
     return 0
 
@@ -146,7 +155,8 @@ class Service:
         # Somebody else's answers on that port would look like our own.
         for port, setting in self._http_ports.items():
             if listens(host, port):
-                raise SettingError(f"{setting}: {in_use(f'{host}:{port}', port)}")
+                other = settings.other("dyn_http_port") if port == settings.dyn_http_port else ""
+                raise SettingError(f"{setting}: {in_use(f'{host}:{port}', port)}{other}")
         # Frontends listen there each for itself, and so could those of another service of the same user.
         for flag, given in settings.door_ports.items() if settings.frontends else ():
             if given.isdigit() and int(given) and listens(host, int(given)):
@@ -155,7 +165,7 @@ class Service:
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
-        for port in ports:
+        for port in ports if self._chose_system_ports else ():
             if listens("127.0.0.1", port):
                 raise SettingError(f"{said}: {in_use(f'port {port}', port)}")
         for model in self.models:
@@ -190,7 +200,7 @@ class Service:
             for model in self.models:
                 self.start_workers(model)
         except OSError as error:
-            raise SettingError(str(error)) from error
+            raise SettingError(reason_of(error)) from error
 
     def _finish(self, steps: Steps[Answer]) -> Answer:
         """Take every step, while nothing else has to be done. Raises ``Told``."""
@@ -318,19 +328,22 @@ class Service:
             for index, card in enumerate(placed(kind, self._machine))
         ]
 
+    @property
+    def _chose_system_ports(self) -> bool:
+        """Whether somebody did: else workers have the lowest that are free."""
+        return "dyn_system_port_base" not in self.settings.defaults
+
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
-        """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
-        found: list[int] = []
-        for port in range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1):
-            if len(found) == count:
-                break
-            if port not in taken and not (taken and listens("127.0.0.1", port)):
-                found.append(port)
-        if len(found) < count:
+        """The lowest on which nothing listens; the first that were chosen are looked at by ``check``."""
+        looked_at = self._chose_system_ports and not taken
+        ports = range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1)
+        free = (port for port in ports if port not in taken and (looked_at or not listens("127.0.0.1", port)))
+        lowest = list(islice(free, count))
+        if len(lowest) < count:
             raise SettingError(
                 f"{self.settings.named('dyn_system_port_base')}: {count} ports are not free above it"
             )
-        return found
+        return lowest
 
     def _open_port(self) -> None:
         settings = self.settings
@@ -348,7 +361,7 @@ class Service:
         except (OSError, OverflowError, UnicodeError) as error:
             said = f"cannot listen on {host}:{port}: {error}"
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                said = in_use(f"{host}:{port}", port)
+                said = f"{in_use(f'{host}:{port}', port)}{settings.other('dyn_http_port')}"
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
     def find(self, model: Deployed) -> Steps[None]:
@@ -413,13 +426,13 @@ class Service:
         self.supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
         self._environment |= mps.of_workers(folder)
         self.report.say(
-            "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
+            "workers share a card: started NVIDIA's Multi-Process Service (--cuda-mps off turns this off)"
         )
 
     def _wait_ready(self) -> None:
         """Ask every ``/health`` until the service is ready, and say so.
 
-        Raises ``NotReady`` when a child has ended before, or READY_TIMEOUT_SECONDS are over.
+        Raises ``NotReady`` when a child has ended before, or TESSERA_READY_TIMEOUT_SECONDS are over.
         """
         # Now that the children are under way: it takes 40 ms, for HTTP and logging.
         if sys.flags.no_site:
@@ -438,7 +451,7 @@ class Service:
         ended = self.supervisor.wait_until(asking.done.is_set)
         if ended is not None:
             asking.hopeless.set()
-            say_ended(ended)
+            say_ended(str(ended))
         if ended is not None or not asking.ready:
             raise NotReady("the service did not become ready; see the messages above")
         if not urls:
@@ -456,15 +469,12 @@ class Service:
         from tessera.launch.ready import Expected
 
         urls, host = self.urls, self.settings.dyn_system_host
-        embed, encode = (sum(counts) for counts in zip(*(model.here for model in models), strict=True))
         return Expected(
             frontends=urls,
             together=self.settings.frontends,
             # A host without a frontend has its workers to ask.
             workers=[f"http://{host}:{port}" for model in models for port in model.ports if not urls],
-            embed=embed,
-            encode=encode,
-            models={model.name: model.here for model in models} if self.several else {},
+            models={model.name if self.several else "": model.here for model in models},
         )
 
     def _examples(self, url: str) -> str:
@@ -495,6 +505,10 @@ class Service:
         if self._folders is None:
             self._folders = Folders()
             self.supervisor.inherited.append(self._folders.descriptor)
+            if self._folders.free_bytes < _LEAST_FREE_BYTES:
+                raise OSError(
+                    errno.ENOSPC, "less than 8 MiB are left, TMPDIR names another place", self._folders.path
+                )
         if name not in self._made:
             self._made[name] = self._folders.make(name)
         return self._made[name]

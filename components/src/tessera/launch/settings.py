@@ -9,10 +9,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal, Self
+from functools import partial
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from tessera.defaults import MODEL
 from tessera.settings import (
+    PORT,
+    POSITIVE,
+    PREFIX,
     DiscoveryBackend,
     Field,
     LogLevel,
@@ -22,12 +26,15 @@ from tessera.settings import (
     Row,
     Setting,
     fields_of,
+    is_link,
     joined,
 )
 
+N = TypeVar("N", int, float)
+
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
-_NOT_READ: Final = frozenset({"passed", "written"})
+_NOT_READ: Final = frozenset({"passed", "written", "defaults"})
 
 OPEN: Final = -1
 """A number of processes that is not given: it is chosen from the machine. Nobody can write it."""
@@ -38,19 +45,24 @@ class SettingError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """What settings of the launcher have beside a ``Setting``. The variable is the field's name in capitals.
+class Variable(Setting):
+    """A setting of the launcher.
+
+    The field's name in capitals is the variable of before, or with ``others`` one of somebody else's, such
+    as Dynamo's, that is read as well.
 
     The flag is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
-    alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
-    not the field's own. Only services of one ``shape``, agg or e_p, have it where that is given. With
-    ``of_model`` each of several models may have its own.
+    alone read what is in no ``group``, which is a heading of ``--help``. Unless it is given, it is the
+    field's name without Dynamo's prefix. ``default`` is what ``--help`` shows where that is not the field's
+    own. Only services of one ``shape``, agg or e_p, have it where that is given. With ``of_model`` each of
+    several models may have its own.
     """
 
     group: str = ""
     default: str | None = None
     shape: str = ""
     of_model: bool = False
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +73,39 @@ class Given:
     said: str
 
 
-_MODEL: Final = Variable(group="model", of_model=True)
-_PROCESSES: Final = Variable(group="processes")
-_ADDRESSES: Final = Variable(group="addresses")
-_IMAGES: Final = Variable(group="images")
-_LOG: Final = Variable(group="log")
-_DYNAMO: Final = Variable(group="Dynamo")
-_ENGINES: Final = Variable(group="engines and GPUs", of_model=True)
-_HOSTS: Final = Variable(group="several hosts", of_model=True)
+_MODEL: Final = partial(Variable, group="model", of_model=True)
+_PROCESSES: Final = partial(Variable, group="processes")
+_ADDRESSES: Final = partial(Variable, group="addresses")
+_IMAGES: Final = partial(Variable, group="images")
+_LOG: Final = partial(Variable, group="log")
+_DYNAMO: Final = partial(Variable, group="Dynamo", others=True)
+_OTHERS: Final = partial(Variable, others=True)
+_ENGINES: Final = partial(Variable, group="engines and GPUs", of_model=True)
+_HOSTS: Final = partial(Variable, group="several hosts", of_model=True)
 
-# What each kind of worker has.
-_WORKERS: Final = Setting(
+# What each kind of worker has, of services with both kinds.
+_WORKERS: Final = _PROCESSES(
+    default="one per GPU",
+    shape="e_p",
+    of_model=True,
     help="workers of each kind: by default one of each on each GPU, or one of each without a GPU; no encode "
-    "workers for a model of text alone"
+    "workers for a model of text alone",
 )
-_ONE_A_CARD: Final = replace(_PROCESSES, default="one per GPU", shape="e_p", of_model=True)
-_MODE_ARGS: Final = Setting(metavar="FILE", help="the same for the workers of one mode")
-_AS_ENGINE_ARGS: Final = replace(_ENGINES, default="`--engine-args`", shape="e_p")
-_CARDS: Final = Setting(metavar="GPUS", help="GPUs, one for each worker in turn, such as 0,1")
-_ALL_CARDS: Final = replace(_ENGINES, default="all that CUDA_VISIBLE_DEVICES leaves", shape="e_p")
-_EXPECTED: Final = Setting(help="workers of all hosts, so that a missing one shows")
-_OF_THIS_HOST: Final = replace(_HOSTS, default="those of this host")
+_MODE_ARGS: Final = _ENGINES(
+    metavar="FILE",
+    default="`--engine-args`",
+    shape="e_p",
+    help="the same for the workers of one mode",
+)
+_CARDS: Final = _ENGINES(
+    metavar="GPUS",
+    default="all that CUDA_VISIBLE_DEVICES leaves",
+    shape="e_p",
+    help="GPUs, one for each worker in turn, such as 0,1",
+)
+_EXPECTED: Final = _HOSTS(
+    default="those of this host", help="workers of all hosts, so that a missing one shows"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,118 +117,92 @@ class Shared:
 
     model_path: Annotated[
         str,
-        Setting(
-            flag="--model-path",
+        _MODEL(
             metavar="MODEL",
+            default="the demonstration model",
             help="a checkpoint directory, or ORG/NAME or ORG/NAME@REVISION of a hub, downloaded once; in the "
             "variable commas separate several",
         ),
-        replace(_MODEL, default="the demonstration model"),
     ] = str(MODEL)
     model_revision: Annotated[
-        str,
-        Setting(flag="--revision", help="the branch, tag or commit of a hub's model; `main` by default"),
-        _MODEL,
+        str, _MODEL(flag="--revision", help="the branch, tag or commit of a hub's model; `main` by default")
     ] = ""
     served_model_name: Annotated[
         str,
-        Setting(
-            flag="--served-model-name",
+        _MODEL(
             metavar="NAME",
+            default="ORG/NAME, or the directory's name",
             help="the name in requests, or several, separated by spaces or commas; answers have the first",
         ),
-        replace(_MODEL, default="ORG/NAME, or the directory's name"),
     ] = ""
     model_options: Annotated[
-        str,
-        Setting(flag="--model-options", metavar="JSON", help="an object with options of the model's family"),
-        _MODEL,
+        str, _MODEL(metavar="JSON", help="an object with options of the model's family")
     ] = ""
     dimensions_allowed: Annotated[
         str,
-        Setting(
-            flag="--dimensions-allowed",
+        _MODEL(
             metavar="WIDTHS",
             help="widths of vectors that requests may ask for beside those that the checkpoint lists, such "
             "as 256,512,1024 or 64-2048",
         ),
-        _MODEL,
     ] = ""
-    modality: Annotated[
-        Modality,
-        Setting(flag="--modality", help="`text` makes embed workers that never ask for images"),
-        _MODEL,
-    ] = "multimodal"
-    dyn_http_host: Annotated[str, Setting(flag="--host", help="where the frontends listen"), _ADDRESSES] = (
-        "127.0.0.1"
+    modality: Annotated[Modality, _MODEL(help="`text` makes embed workers that never ask for images")] = (
+        "multimodal"
     )
-    dyn_http_port: Annotated[int, Setting(flag="--port", help="where the frontends listen"), _ADDRESSES] = (
-        8000
-    )
+    dyn_http_host: Annotated[str, _ADDRESSES(help="where the frontends listen")] = "127.0.0.1"
+    dyn_http_port: Annotated[int, _ADDRESSES(check=PORT, help="where the frontends listen")] = 8000
     tls_cert: Annotated[
         str,
-        Setting(
-            flag="--tls-cert",
+        _ADDRESSES(
             metavar="FILE",
             help="the frontends answer by TLS with this certificate: PEM, with the chain behind it",
         ),
-        _ADDRESSES,
     ] = ""
     tls_key: Annotated[
         str,
-        Setting(
-            flag="--tls-key",
+        _ADDRESSES(
             metavar="FILE",
+            default="in the file of the certificate",
             help="its private key; TESSERA_TLS_KEY_PASSWORD holds the password of an encrypted one",
         ),
-        replace(_ADDRESSES, default="in the file of the certificate"),
     ] = ""
-    dyn_namespace: Annotated[Namespace, replace(_DYNAMO, of_model=True)] = "tessera"
-    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO] = "file"
-    dyn_request_plane: Annotated[RequestPlane, _DYNAMO] = "tcp"
+    dyn_namespace: Annotated[Namespace, _DYNAMO(of_model=True)] = "tessera"
+    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO()] = "file"
+    dyn_request_plane: Annotated[RequestPlane, _DYNAMO()] = "tcp"
     allowed_local_media_path: Annotated[
-        str,
-        Setting(
-            flag="--allowed-local-media-path",
-            metavar="FOLDER",
-            help="image files below it may be named in requests",
-        ),
-        _IMAGES,
+        str, _IMAGES(metavar="FOLDER", help="image files below it may be named in requests")
     ] = ""
-    max_file_size_mb: Annotated[str, Setting(flag="--max-file-size-mb", help="MiB of one image"), _IMAGES] = (
-        "50"
-    )
+    max_file_size_mb: Annotated[str, _IMAGES(help="MiB of one image")] = "50"
     log_format: Annotated[
-        Literal["text", "json"],
-        Setting(flag="--log-format", help="lines for people, or `json`: one object a line"),
-        _LOG,
+        Literal["text", "json"], _LOG(help="lines for people, or `json`: one object a line")
     ] = "text"
-    log_level: Annotated[LogLevel, _LOG] = "info"
+    log_level: Annotated[LogLevel, _LOG()] = "info"
     frontend_args: Annotated[
         str, Setting(help="further flags of the frontend, as `tessera serve` takes them itself")
     ] = ""
     engine_args: Annotated[
         str,
-        Setting(
-            flag="--engine-args",
+        _ENGINES(
             metavar="FILE",
+            default="by family and mode",
             help="engine settings: a YAML file, a folder of them, or the name of one that comes with Tessera",
         ),
-        replace(_ENGINES, default="by family and mode"),
     ] = ""
     encode_endpoint: Annotated[
         str,
-        Setting(
-            flag="--encode-endpoint",
+        _HOSTS(
             metavar="ENDPOINT",
+            default="this service's",
+            shape="e_p",
             help="dyn://namespace.component.endpoint of the encode workers",
         ),
-        replace(_HOSTS, default="this service's", shape="e_p"),
     ] = ""
     passed: tuple[str, ...] = ()
     """Flags of the frontends that were given themselves."""
     written: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """How each setting is named to whoever gave it, by its field."""
+    defaults: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """The fields that nobody gave."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], given: Mapping[str, Given] | None = None) -> Self:
@@ -215,22 +213,29 @@ class Shared:
         """
         values: dict[str, Any] = {}
         written: dict[str, str] = {}
-        for setting in _read_fields(cls):
-            name, variable = setting.name, setting.name.upper()
+        for setting in read_fields(cls):
+            name = setting.name
             if given is not None and name in given:
                 value = given[name]
-            elif text := environment.get(variable, ""):
-                value = Given(text, f"{variable}={text}")
+            elif found := _in_environment(environment, setting):
+                value = found
             else:
                 flag = setting.setting.flag if given is not None else ""
-                written[name] = f"{flag} {setting.default}" if flag else f"{variable}={setting.default}"
+                default = setting.default
+                written[name] = f"{flag} {default}" if flag else f"{setting.variable}={default}"
                 continue
             values[name], written[name] = _parse(value, setting), value.said
-        return cls(**values, written=written)
+        return cls(**values, written=written, defaults=frozenset(written.keys() - values.keys()))
 
     def named(self, name: str) -> str:
-        """A setting and its value as they were written: ``--port 8000``, or ``DYN_HTTP_PORT=8000``."""
-        return self.written.get(name) or f"{name.upper()}={getattr(self, name)}"
+        """A setting and its value as they were written: ``--port 8000``, or ``TESSERA_PORT=8000``."""
+        return self.written.get(name) or f"{PREFIX}{name.upper()}={getattr(self, name)}"
+
+    def other(self, name: str) -> str:
+        """What to end an error with about a setting that has its default: how to choose another."""
+        if name not in self.defaults:
+            return ""
+        return f"; name another with {self.written[name].replace('=', ' ').partition(' ')[0]}"
 
     def of_dynamo(self) -> dict[str, str]:
         """The variables that Dynamo's runtime reads, too, with the values that are used."""
@@ -303,104 +308,75 @@ class LaunchSettings(Shared):
 
     agg_workers: Annotated[
         int,
-        Setting(
-            flag="--agg-workers",
+        replace(
+            _WORKERS,
+            shape="agg",
             help="workers with both stages: one for each GPU, or for each entry of AGG_CUDA_VISIBLE_DEVICES; "
             "one without a GPU",
         ),
-        replace(_ONE_A_CARD, shape="agg"),
     ] = OPEN
-    encode_workers: Annotated[int, replace(_WORKERS, flag="--encode-workers"), _ONE_A_CARD] = OPEN
-    embed_workers: Annotated[int, replace(_WORKERS, flag="--embed-workers"), _ONE_A_CARD] = OPEN
+    encode_workers: Annotated[int, _WORKERS] = OPEN
+    embed_workers: Annotated[int, _WORKERS] = OPEN
     frontends: Annotated[
         int,
-        Setting(
-            flag="--frontends",
+        _PROCESSES(
+            default="by cores",
             help="frontends, all on one port. Default: 3 for every 8 cores with GPUs, else 1. May be 0 if "
             "other hosts run them",
         ),
-        replace(_PROCESSES, default="by cores"),
     ] = OPEN
-    agg_engine_args: Annotated[
-        str, replace(_MODE_ARGS, flag="--agg-engine-args"), replace(_AS_ENGINE_ARGS, shape="agg")
-    ] = ""
-    encode_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--encode-engine-args"), _AS_ENGINE_ARGS] = ""
-    embed_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--embed-engine-args"), _AS_ENGINE_ARGS] = ""
-    agg_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--agg-cuda-visible-devices"), replace(_ALL_CARDS, shape="agg")
-    ] = ""
-    encode_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--encode-cuda-visible-devices"), _ALL_CARDS
-    ] = ""
-    embed_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--embed-cuda-visible-devices"), _ALL_CARDS
-    ] = ""
+    agg_engine_args: Annotated[str, replace(_MODE_ARGS, shape="agg")] = ""
+    encode_engine_args: Annotated[str, _MODE_ARGS] = ""
+    embed_engine_args: Annotated[str, _MODE_ARGS] = ""
+    agg_cuda_visible_devices: Annotated[str, replace(_CARDS, shape="agg")] = ""
+    encode_cuda_visible_devices: Annotated[str, _CARDS] = ""
+    embed_cuda_visible_devices: Annotated[str, _CARDS] = ""
     cuda_mps: Annotated[
         Literal["auto", "on", "off"],
-        Setting(
-            flag="--cuda-mps", help="NVIDIA's MPS, which `auto` starts where several workers share a GPU"
-        ),
-        replace(_ENGINES, of_model=False),
+        _ENGINES(of_model=False, help="NVIDIA's MPS, which `auto` starts where several workers share a GPU"),
     ] = "auto"
     frontend_port_base: Annotated[
         int,
-        Setting(
-            flag="--frontend-port-base",
+        _ADDRESSES(
+            check=PORT,
+            default="none",
             help="first frontend's port of its own, the next ones above it, for a balancer that wants to see "
             "each",
         ),
-        replace(_ADDRESSES, default="none"),
     ] = 0
     dyn_system_host: Annotated[
-        str,
-        Setting(flag="--system-host", help="the address of the workers' `/health` and `/metrics`"),
-        _ADDRESSES,
+        str, _ADDRESSES(others=True, help="the address of the workers' `/health` and `/metrics`")
     ] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
-        Setting(
-            flag="--system-port-base",
-            help="first worker's port, the next ones above it; below 32768. A second service on one host "
-            "needs its own",
+        _ADDRESSES(
+            default="8081, or the next that are free",
+            help="first worker's port, the next ones above it; below 32768",
         ),
-        _ADDRESSES,
     ] = 8081
-    expect_embed_workers: Annotated[str, replace(_EXPECTED, flag="--expect-embed-workers"), _OF_THIS_HOST] = (
-        ""
-    )
-    expect_encode_workers: Annotated[
-        str, replace(_EXPECTED, flag="--expect-encode-workers"), replace(_OF_THIS_HOST, shape="e_p")
-    ] = ""
+    expect_embed_workers: Annotated[str, _EXPECTED] = ""
+    expect_encode_workers: Annotated[str, replace(_EXPECTED, shape="e_p")] = ""
     ready_timeout_seconds: Annotated[
         float,
-        Setting(
-            flag="--ready-timeout-seconds",
-            metavar="SECONDS",
-            help="time until the service has to be ready",
-        ),
-        _PROCESSES,
+        _PROCESSES(check=POSITIVE, metavar="SECONDS", help="time until the service has to be ready"),
     ] = 600.0
     stop_timeout_seconds: Annotated[
         int,
-        Setting(
-            flag="--stop-timeout-seconds",
+        _PROCESSES(
             metavar="SECONDS",
             help="time that frontends, then workers, have to end; then they are killed. Longer than their "
             "--drain-seconds",
         ),
-        _PROCESSES,
     ] = 60
     frontend_page: Annotated[
-        Literal["on", "off"],
-        Setting(flag="--frontend-page", help="the web page at / to try the service on"),
-        _PROCESSES,
+        Literal["on", "off"], _PROCESSES(help="the web page at / to try the service on")
     ] = "on"
     python: Annotated[
         str, Setting(help="the interpreter that the launch scripts make an environment with")
     ] = "python3"
-    venv: Annotated[
-        str, Setting(help="the environment that the launch scripts make"), Variable(default="`.venv`")
-    ] = ""
+    venv: Annotated[str, Variable(default="`.venv`", help="the environment that the launch scripts make")] = (
+        ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,20 +386,21 @@ class RoleSettings(Shared):
     model_path: str = ""
     # Several: the file that frontends read. A worker serves the one of them that SERVED_MODEL_NAME names.
     models_file: str = ""
-    dyn_http_host: str = "0.0.0.0"
-    dyn_discovery_backend: DiscoveryBackend = "etcd"
-    dyn_system_port: str = "9090"
-    dyn_system_host: str = "0.0.0.0"
-    dyn_tcp_rpc_host: str = ""
-    dyn_tcp_response_stream_host: str = ""
+    dyn_http_host: Annotated[str, Setting(flag="--host")] = "0.0.0.0"
+    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO()] = "etcd"
+    dyn_system_port: Annotated[str, _OTHERS(flag="--system-port")] = "9090"
+    dyn_system_host: Annotated[str, _OTHERS(flag="--system-host")] = "0.0.0.0"
+    dyn_tcp_rpc_host: Annotated[str, _OTHERS(flag="--tcp-rpc-host")] = ""
+    dyn_tcp_response_stream_host: Annotated[str, _OTHERS(flag="--tcp-response-stream-host")] = ""
     drain_seconds: str = "30"
     host_address: str = ""
-    pod_ip: str = ""
+    pod_ip: Annotated[str, _OTHERS()] = ""
     host_interface: str = ""
+    nixl_interfaces: str = ""
     # Of a task of a Slurm job: workers of one node share its address.
-    dyn_system_port_base: int = 9090
-    slurm_localid: int = 0
-    slurmd_nodename: str = ""
+    dyn_system_port_base: Annotated[int, Setting(flag="--system-port-base")] = 9090
+    slurm_localid: Annotated[int, _OTHERS()] = 0
+    slurmd_nodename: Annotated[str, _OTHERS()] = ""
     # Of workers that share what they see: those of this mode on the host, those of any mode on the card.
     workers_on_host: int = 1
     workers_on_card: int = 1
@@ -432,8 +409,32 @@ class RoleSettings(Shared):
     python: str = "python3"
 
 
-def _read_fields(settings: type[Shared]) -> list[Field]:
-    return [field for field in fields_of(settings) if field.name not in _NOT_READ]
+def read_fields(settings: type[Shared]) -> list[Field]:
+    """The settings that are read from variables, with their flags."""
+    return [_flagged(field) for field in fields_of(settings) if field.name not in _NOT_READ]
+
+
+def _flagged(field: Field) -> Field:
+    if field.setting.flag or not variable_of(field).group:
+        return field
+    words = field.name.removeprefix("dyn_http_").removeprefix("dyn_").replace("_", "-")
+    return replace(field, setting=replace(field.setting, flag=f"--{words}"))
+
+
+def log_format_of(environment: Mapping[str, str]) -> str:
+    """How lines are written, before anything else is known."""
+    (setting,) = (field for field in read_fields(LaunchSettings) if field.name == "log_format")
+    found = _in_environment(environment, setting)
+    return found.text if found else ""
+
+
+def _in_environment(environment: Mapping[str, str], field: Field) -> Given | None:
+    """What a variable says, or the one of before, or somebody else's."""
+    # Kubernetes has such a variable for each service of a name that it is alike.
+    for name in (field.variable, field.name.upper()):
+        if (text := environment.get(name, "")) and not is_link(name, text):
+            return Given(text, f"{name}={text}")
+    return None
 
 
 def _parse(given: Given, field: Field) -> str | int | float:
@@ -442,13 +443,20 @@ def _parse(given: Given, field: Field) -> str | int | float:
     if field.kind is int:
         if not _WHOLE_NUMBER.fullmatch(given.text):
             raise SettingError(f"{given.said}: is not a whole number")
-        return int(given.text)
+        return _checked(int(given.text), given, field)
     if field.kind is float:
         try:
-            return float(given.text)
+            return _checked(float(given.text), given, field)
         except ValueError:
             raise SettingError(f"{given.said}: is not a number") from None
     return given.text
+
+
+def _checked(value: N, given: Given, field: Field) -> N:
+    check = field.setting.check
+    if check is not None and (refusal := check("", value)) is not None:
+        raise SettingError(f"{given.said}: {refusal.strip()}")
+    return value
 
 
 _GROUPS: Final = (
@@ -464,30 +472,22 @@ def variable_of(field: Field) -> Variable:
 
 def settings(*, shape: str | None = None) -> list[Field]:
     """Those of ``LaunchSettings``, group by group; with a ``shape`` those that its services have."""
-    fields = _read_fields(LaunchSettings)
+    fields = read_fields(LaunchSettings)
     if shape:
         fields = [field for field in fields if variable_of(field).shape in ("", shape)]
     return sorted(fields, key=lambda field: _GROUPS.index(variable_of(field).group))
 
 
-_ELSEWHERE: Final = (
-    Field(
-        name="pip_args",
-        kind=str,
-        setting=Setting(help="further flags of pip, where the launch scripts make an environment"),
-        default="",
-    ),
-    Field(
-        name="otel_traces_exporter",
-        kind=str,
-        setting=Setting(
-            help="`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
-            "`docs/traces.md` shows two"
-        ),
-        default="",
-    ),
-)
-"""Variables that are read elsewhere."""
+_ELSEWHERE: Final = {
+    "pip_args": "further flags of pip, where the launch scripts make an environment",
+    "otel_traces_exporter": "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
+    "`docs/traces.md` shows two",
+}
+"""Variables that are read elsewhere, with what they mean; none has a default."""
+
+
+def _elsewhere(name: str) -> str:
+    return name.upper() if name.startswith("otel_") else f"{PREFIX}{name.upper()}"
 
 
 def default_of(field: Field) -> str:
@@ -497,10 +497,11 @@ def default_of(field: Field) -> str:
 
 
 def rows(*, shape: str | None = None) -> list[Row]:
-    """Rows of variables for a table; ``names`` are their fields'."""
+    """Rows of variables for a table."""
+    own = [(field.variable, default_of(field), field.text) for field in settings(shape=shape)]
+    elsewhere = [(_elsewhere(name), "none", text) for name, text in _ELSEWHERE.items()]
     return joined(
-        Row(names=(field.name,), defaults=(default_of(field),), text=field.text)
-        for field in (*settings(shape=shape), *_ELSEWHERE)
+        Row(names=(name,), defaults=(default,), text=text) for name, default, text in own + elsewhere
     )
 
 
@@ -509,7 +510,7 @@ def variables_help(shape: str) -> str:
     lines = []
     for row in rows(shape=shape):
         defaults = ", ".join(dict.fromkeys(row.defaults))
-        lines.append(f"  {', '.join(row.names).upper()} ({plain(defaults)})")
+        lines.append(f"  {', '.join(row.names)} ({plain(defaults)})")
         lines.append(f"      {plain(row.text)}")
     return "\n".join(lines) + "\n"
 

@@ -33,10 +33,15 @@ class Hopeless(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class Ended:
+    """The end of a process of a child."""
+
     child: Child
     pid: int
     status: int
+
+    def __str__(self) -> str:
+        return f"{self.child.name} (pid {self.pid}) ended with status {self.status}"
 
 
 class Supervisor:
@@ -116,8 +121,8 @@ class Supervisor:
             if child.role == role and child.pid is not None:
                 _signal(child.pid, number)
 
-    def wait_until(self, done: Callable[[], bool]) -> int | None:
-        """Wait until something is done, or a child ends before: its id. Raises ``Told``.
+    def wait_until(self, done: Callable[[], bool]) -> Ended | None:
+        """Wait until something is done, or a child ends before. Raises ``Told``.
 
         What makes it done must send SIGCHLD to this process.
         """
@@ -125,7 +130,7 @@ class Supervisor:
             self._signals.wait(None)
             for ended in self._ended():
                 if not done():
-                    return ended.pid
+                    return ended
                 self._replace(ended)
         return None
 
@@ -193,21 +198,21 @@ class Supervisor:
             if status is None:
                 self._others[pid] = collect(pid)
 
-    def _ended(self) -> list[_Ended]:
+    def _ended(self) -> list[Ended]:
         """Children that have ended since the last call; from now on their ids may be others'."""
         found = []
         for child in self.children:
             if child.pid is not None and (status := collect(child.pid)) is not None:
-                found.append(_Ended(child, child.pid, status))
+                found.append(Ended(child, child.pid, status))
                 child.pid, child.status = None, status
         self._collect_others()
         return found
 
-    def _replace(self, ended: _Ended) -> None:
+    def _replace(self, ended: Ended) -> None:
         """Say that a child has ended, and when it will be started again."""
+        child, now = ended.child, time.monotonic()
         if ended.status in self._hopeless:
             raise Hopeless(ended.status)
-        child, now = ended.child, time.monotonic()
         if child.leaving:
             self._forget()
             return
@@ -215,8 +220,7 @@ class Supervisor:
             child.delay = _FIRST_DELAY
         # One that was told to end, for a rolling restart, ends with 0.
         tell = self._report.complain if ended.status else self._report.say
-        what = f"{child.name} (pid {ended.pid}) ended with status {ended.status}"
-        tell(f"{what}; starting it again in {child.delay} s")
+        tell(f"{ended}; starting it again in {child.delay} s")
         child.due = now + child.delay
 
     def _pids(self) -> set[int]:

@@ -34,9 +34,14 @@ class Channel:
 
     async def send(self, message: Message) -> None:
         """Raises ``ConnectionError`` when the other end has gone."""
-        body = _encoder.encode(message)
-        self._writer.writelines((_LENGTH.pack(len(body)), body))
+        self.post(message)
         await self._writer.drain()
+
+    def post(self, message: Message) -> None:
+        """Send without waiting for room, something short."""
+        if not self._writer.is_closing():
+            body = _encoder.encode(message)
+            self._writer.writelines((_LENGTH.pack(len(body)), body))
 
     async def receive(self) -> Message | None:
         """Return the next message; None when the other end has gone."""
@@ -47,4 +52,7 @@ class Channel:
             return None
 
     def close(self) -> None:
+        """End the connection, also where a process that was forked from this one still has its descriptor."""
+        if not self._writer.is_closing():
+            self._writer.write_eof()
         self._writer.close()

@@ -11,14 +11,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from tessera.errors import Unavailable, from_code
 from tessera.local.channel import Channel
-from tessera.local.messages import Answer, Begun, First, Question, Refused
+from tessera.local.messages import Answer, Begun, Cancel, First, Question, Refused
 
 _END_SECONDS: Final = 10.0
 _TOLD_SECONDS: Final = 5.0
+
+
+A = TypeVar("A", bound=Answer)
 
 
 class ChildLost(Exception):
@@ -77,8 +80,8 @@ class Child:
         """Call ``lost`` with the reason when the process has ended without having been told to."""
         self._lost = lost
 
-    async def ask(self, question: Callable[[int], Question]) -> Answer:
-        """The answer to what ``question`` makes of a number. Raises ``ChildLost``."""
+    async def ask(self, question: Callable[[int], Question], kind: type[A]) -> A:
+        """The answer, of this kind, to what ``question`` makes of a number. Raises ``ChildLost``."""
         if self.ended:
             raise ChildLost(self._why)
         number = next(self._numbers)
@@ -88,9 +91,15 @@ class Child:
             # The reader learns why there is nobody, and tells all who wait.
             with suppress(ConnectionError):
                 await self._channel.send(question(number))
-            return await asked
+            answer = await asked
+        except asyncio.CancelledError:
+            # Hundreds of pictures may be under way, which the next question would wait for.
+            self._channel.post(Cancel(number))
+            raise
         finally:
             self._waiting.pop(number, None)
+        assert isinstance(answer, kind)
+        return answer
 
     async def close(self) -> None:
         """End it, whatever it is about."""

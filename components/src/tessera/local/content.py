@@ -7,10 +7,16 @@ import msgspec
 from tessera.models.base import Role
 
 
-class ImageFile(msgspec.Struct, frozen=True):
+class ImageFile(msgspec.Struct, frozen=True, tag=True):
     """An encoded image file."""
 
     data: bytes
+
+
+class ImageURL(msgspec.Struct, frozen=True, tag=True):
+    """A data, http or https URL of an image, which the engine's process reads."""
+
+    url: str
 
 
 Part = str | ImageFile
@@ -20,15 +26,17 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     """One input: its texts and images, in the order in which they are read as one.
 
     ``role`` is what it is for; an image without one is a passage, as at the service. ``instruction`` is what
-    its prompt says in place of the model's own, where the family knows them.
+    its prompt says in place of the model's own, where the family knows them. Errors call it ``param``;
+    without a name, its texts ``text`` and its images ``image``.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part | ImageURL, ...]
     role: Role = Role.NONE
     instruction: str | None = None
+    param: str = ""
 
     def __post_init__(self) -> None:
-        if self.role is Role.NONE and any(isinstance(part, ImageFile) for part in self.parts):
+        if self.role is Role.NONE and not all(isinstance(part, str) for part in self.parts):
             msgspec.structs.force_setattr(self, "role", Role.PASSAGE)
 
     @property
@@ -37,6 +45,10 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         return nbytes_of(self.parts)
 
 
-def nbytes_of(parts: tuple[Part, ...]) -> int:
-    """Return the bytes of images, and one for each character of texts."""
-    return sum(len(part if isinstance(part, str) else part.data) for part in parts)
+def nbytes_of(parts: tuple[Part | ImageURL, ...]) -> int:
+    """Return the bytes of images, and one for each character of texts and URLs."""
+    return sum(len(part.data if isinstance(part, ImageFile) else _text_of(part)) for part in parts)
+
+
+def _text_of(part: str | ImageURL) -> str:
+    return part if isinstance(part, str) else part.url

@@ -21,14 +21,15 @@ from tessera.errors import (
 )
 from tessera.frontend.api.formats import finish
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
+from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
+from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
-from tessera.local.content import Content, ImageFile
+from tessera.local.content import Content, ImageURL, Part
 from tessera.local.messages import Load
 from tessera.local.model_info import ModelInfo
 from tessera.local.options import VectorOptions
@@ -37,7 +38,7 @@ from tessera.local.usage import Usage
 from tessera.local.vectors import Vectors
 from tessera.local.workers import Workers
 from tessera.models import open_model
-from tessera.models.base import Model, OutputKind
+from tessera.models.base import Model, Truncate
 from tessera.settings import GIB
 from tessera.tasks import Deadline
 from tessera.worker.settings import WorkerSettings, parse
@@ -59,18 +60,24 @@ class _File(ImageSource):
 
 
 class _FileLoader(MediaLoader):
-    """Gives each image the bytes that its input came with; fetches nothing and opens no file."""
+    """Gives each image the bytes that its input came with, or those at its URL; opens no file."""
 
     async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
-        assert isinstance(source, _File)
-        return source.data
+        if isinstance(source, _File):
+            return source.data
+        return await super().read_named(source, deadline, budget)
 
 
 class Engine:
     """The workers of a card, in child processes, and their pipeline in this one."""
 
     def __init__(
-        self, workers: Workers, model: Model, settings: WorkerSettings, options: VectorOptions
+        self,
+        workers: Workers,
+        model: Model,
+        settings: WorkerSettings,
+        options: VectorOptions,
+        policy: MediaPolicy,
     ) -> None:
         limits = Limits(
             max_tokens=options.max_tokens,
@@ -81,7 +88,7 @@ class Engine:
         self._workers = workers
         self._options = options
         self._numbers = count()
-        self._media = _FileLoader(MediaPolicy(), limits.images)
+        self._media = _FileLoader(policy, limits.images, fetcher=Fetcher(policy, ImageLimits()))
         local = LocalEmbedder(workers.ask, model)
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
@@ -90,15 +97,22 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, loads: Sequence[Load], options: VectorOptions, died: Died, *, log: Sequence[str] = ()
+        cls,
+        loads: Sequence[Load],
+        options: VectorOptions,
+        died: Died,
+        *,
+        log: Sequence[str] = (),
+        allow_private_media: bool = False,
     ) -> Self:
         """Load and warm. ``loads`` are an aggregated worker's, or an encode and an embed worker's.
 
-        ``died`` is told when a worker can run nothing any more. Raises ``ConfigError`` and
-        ``CheckpointError`` for what cannot run here.
+        ``died`` is told when a worker can run nothing any more; ``allow_private_media`` as in ``EnginePlan``.
+        Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here.
         """
+        policy = MediaPolicy(allow_private=allow_private_media)
         settings, model = await asyncio.to_thread(_open, loads[-1])
-        return cls(await Workers.start(loads, died, log), model, settings, options)
+        return cls(await Workers.start(loads, died, log), model, settings, options, policy)
 
     async def embed(self, contents: Sequence[Content]) -> Vectors:
         """Raises ``EngineDead`` where the engine can run nothing any more."""
@@ -109,7 +123,7 @@ class Engine:
         while left:
             request = self._request([contents[index] for index in left])
             try:
-                call = Call(request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS))
+                call = self._call()
                 result = await self._pipeline.embed(await self._pipeline.prepare(request, call), call)
             except Overloaded:
                 pause = await _paused(pause)
@@ -146,6 +160,36 @@ class Engine:
             errors=errors,
         )
 
+    async def score(self, query: Content, contents: Sequence[Content]) -> Vectors:
+        """Return each content's score for the query as its one row: a reranker's logit, a cosine or a MaxSim.
+
+        One that is too long loses its end, as at the service. Where one of them fails, all do, and its place
+        has the error; so has the first where it is the query's. Raises ``EngineDead`` as ``embed``.
+        """
+        cut = self._options.truncate
+        request = ScoreRequest(
+            queries=(_input(query),),
+            documents=tuple(map(_input, contents)),
+            truncate=Truncate.END if cut is Truncate.NONE else cut,
+        )
+        pause = _FULL_SECONDS
+        while True:
+            try:
+                call = self._call()
+                scores = await self._pipeline.score(await self._pipeline.prepare_scores(request, call), call)
+            except Overloaded:
+                pause = await _paused(pause)
+            except Unavailable:
+                raise
+            except TesseraError as error:
+                places = (place for place, content in enumerate(contents) if content.param == error.param)
+                none = [0] * len(contents)
+                rows = np.empty((0, 1), np.float32)
+                return Vectors(rows=rows, counts=none, tokens=none, errors={next(places, 0): error})
+            else:
+                ones = [1] * len(contents)
+                return Vectors(rows=scores.values[:, None], counts=ones, tokens=[0] * len(ones), errors={})
+
     async def usage(self) -> Usage:
         """Raises ``EngineDead`` as ``embed``."""
         return await self._workers.usage()
@@ -154,24 +198,29 @@ class Engine:
         await self._workers.close()
         await self._media.close()
 
+    def _call(self) -> Call:
+        return Call(request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS))
+
     def _request(self, contents: Sequence[Content]) -> EmbeddingsRequest:
-        return EmbeddingsRequest(
-            inputs=tuple(
-                Input.of(
-                    parts=tuple(
-                        _File(url="", param="image", data=part.data) if isinstance(part, ImageFile) else part
-                        for part in content.parts
-                        if part
-                    ),
-                    role=content.role,
-                    instruction=content.instruction,
-                    param="text",
-                )
-                for content in contents
-            ),
-            truncate=self._options.truncate,
-            allow_partial=True,
-        )
+        inputs = tuple(map(_input, contents))
+        return EmbeddingsRequest(inputs=inputs, truncate=self._options.truncate, allow_partial=True)
+
+
+def _input(content: Content) -> Input:
+    return Input.of(
+        parts=tuple([_part(part, content.param or "image") for part in content.parts if part]),
+        role=content.role,
+        instruction=content.instruction,
+        param=content.param or "text",
+    )
+
+
+def _part(part: Part | ImageURL, param: str) -> str | ImageSource:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, ImageURL):
+        return ImageSource(url=part.url, param=param)
+    return _File(url="", param=param, data=part.data)
 
 
 def model_of(load: Load, options: VectorOptions) -> ModelInfo:
@@ -192,6 +241,7 @@ def _info(model: Model, worker: WorkerSettings, options: VectorOptions) -> Model
         kind=model.output.kind,
         width=_width_of(model, options),
         images=model.vision is not None,
+        dimensions=tuple(model.dimensions),
         checkpoint=origin(worker.model_path) or "",
     )
 
@@ -199,10 +249,8 @@ def _info(model: Model, worker: WorkerSettings, options: VectorOptions) -> Model
 def _width_of(model: Model, options: VectorOptions) -> int:
     """Return the width of the vectors.
 
-    Raises ``ConfigError`` for one that the model does not offer, and for a model that makes no vectors.
+    Raises ``ConfigError`` for one that the model does not offer.
     """
-    if model.output.kind is OutputKind.SCORE:
-        raise ConfigError(f"{model.family} gives scores of pairs, and no vectors")
     widths = Widths.offered(model.dimensions, model.output.width, "")
     if options.dimensions and options.dimensions not in widths:
         raise ConfigError(f"{options.dimensions_param} {options.dimensions}: the model offers {widths}")

@@ -49,14 +49,18 @@ class EngineAnswerer:
         """Raises as ``Engine.start``."""
         if not isinstance(first, Start):
             raise ProtocolError(f"an engine process was sent {type(first).__name__} first")
-        return cls(await Engine.start(first.loads, first.options, died, log=log))
+        private = first.allow_private_media
+        return cls(await Engine.start(first.loads, first.options, died, log=log, allow_private_media=private))
 
     async def answer(self, question: Question) -> Answer:
         """Raises ``EngineDead``."""
         if isinstance(question, AskUsage):
             return Used(question.number, await self._engine.usage())
         assert isinstance(question, Embed)
-        vectors = await self._engine.embed(question.contents)
+        if question.query is None:
+            vectors = await self._engine.embed(question.contents)
+        else:
+            vectors = await self._engine.score(question.query, question.contents)
         return EmbeddedRows(
             number=question.number,
             rows=vectors.rows.astype("<f4", copy=False).tobytes(),

@@ -55,12 +55,13 @@ class Engines:
         """How many engines work side by side."""
         return len(self._engines)
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None = None) -> Vectors:
         """Embed inputs together, on the engine with the least to do; may be called several times at once.
 
-        Raises ``TesseraError`` where nothing can be embedded.
+        With a ``query``, each one's row is its score for it. Raises ``TesseraError`` where nothing can be
+        embedded.
         """
-        return await min(self._engines, key=_Engine.load).embed(contents)
+        return await min(self._engines, key=_Engine.load).embed(contents, query)
 
     async def usage(self) -> Usage:
         return sum(await asyncio.gather(*(engine.usage() for engine in self._engines)), Usage())
@@ -75,7 +76,7 @@ class _Engine:
     def __init__(self, plan: EnginePlan, card: str) -> None:
         self._plan = plan
         self._card = card
-        self._process: _Process | None = None
+        self._process: Child | None = None
         self._model: ModelInfo | None = None
         # Of processes that ended, as far as they were asked; and of this one.
         self._before = Usage()
@@ -96,62 +97,78 @@ class _Engine:
         return not self._open.is_set(), self._in_flight
 
     async def start(self) -> None:
-        self._process = await _Process.start(self._plan, self._card)
-        self._model = self._process.model
+        self._process = await self._begin()
+        assert isinstance(self._process.begun, Ready)
+        self._model = self._process.begun.model
         self._open.set()
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         size = sum(content.nbytes for content in contents)
         self._in_flight += size
         try:
             await self._open.wait()
             try:
-                return await self._ask(contents)
+                return await self._ask(contents, query)
             except ChildLost:
-                return await self._suspected(contents)
+                return await self._suspected(contents, query)
         finally:
             self._in_flight -= size
 
     async def usage(self) -> Usage:
         if self._open.is_set() and self._process is not None:
             with suppress(ChildLost):
-                self._now = await self._process.usage()
+                self._now = (await self._process.ask(AskUsage, Used)).usage
         return self._before + self._now
 
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
 
-    async def _ask(self, contents: Sequence[Content]) -> Vectors:
+    async def _begin(self) -> Child:
+        """Start ``engine_process``. Raises what the engine was refused for."""
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._card} if self._card else None
+        first = Start(list(self._plan.loads), self._plan.options, self._plan.allow_private_media)
+        module = "tessera.local.engine_process"
+        return await Child.start(module, first, environment=environment, words=self._plan.log)
+
+    async def _ask(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         if self._process is None:
             raise ChildLost("its process has ended")
-        vectors = await self._process.embed(contents)
+        answer = await self._process.ask(lambda number: Embed(number, list(contents), query), EmbeddedRows)
+        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width if query is None else 1)
+        if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
+            raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
         self._deaths = 0
-        return vectors
+        return Vectors(
+            rows=rows,
+            counts=answer.counts,
+            tokens=answer.tokens,
+            errors={place: failure.error() for place, failure in answer.errors.items()},
+        )
 
-    async def _suspected(self, contents: Sequence[Content]) -> Vectors:
+    async def _suspected(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         self._open.clear()
         self._suspects += 1
         try:
             async with self._alone:
-                return await self._in_parts(contents)
+                return await self._in_parts(contents, query)
         finally:
             self._suspects -= 1
             if not self._suspects:
                 self._open.set()
 
-    async def _in_parts(self, contents: Sequence[Content]) -> Vectors:
+    async def _in_parts(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         await self._start_again()
         try:
-            return await self._ask(contents)
+            return await self._ask(contents, query)
         except ChildLost as lost:
             if len(contents) > 1:
                 half = len(contents) // 2
-                parts = [await self._in_parts(part) for part in (contents[:half], contents[half:])]
+                parts = [await self._in_parts(part, query) for part in (contents[:half], contents[half:])]
                 return Vectors.joined(parts)
             self._died(lost)
             error = EngineDead(f"the engine's process ended over it: {lost}")
-            return Vectors.failed(error, self.model.width)
+            return Vectors.failed(error, self.model.width if query is None else 1)
 
     async def _start_again(self) -> None:
         """Where the process has ended. Raises what an engine is refused for."""
@@ -161,7 +178,7 @@ class _Engine:
                 self._before, self._now = self._before + self._now, Usage()
                 self._process = None
             try:
-                self._process = await _Process.start(self._plan, self._card)
+                self._process = await self._begin()
             except Unavailable as error:
                 self._died(error)
 
@@ -169,46 +186,3 @@ class _Engine:
         self._deaths += 1
         if self._deaths >= _DEATHS:
             raise EngineDead(f"{self._deaths} engine processes ended one after another: {why}") from why
-
-
-class _Process:
-    """A child that runs ``engine_process``. Its methods raise ``ChildLost``."""
-
-    def __init__(self, child: Child, model: ModelInfo) -> None:
-        self._child = child
-        self.model = model
-
-    @classmethod
-    async def start(cls, plan: EnginePlan, card: str) -> Self:
-        """Raises what the engine was refused for."""
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card} if card else None
-        first = Start(list(plan.loads), plan.options)
-        module = "tessera.local.engine_process"
-        child = await Child.start(module, first, environment=environment, words=plan.log)
-        assert isinstance(child.begun, Ready)
-        return cls(child, child.begun.model)
-
-    @property
-    def ended(self) -> bool:
-        return self._child.ended
-
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
-        answer = await self._child.ask(lambda number: Embed(number, list(contents)))
-        assert isinstance(answer, EmbeddedRows)
-        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width)
-        if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
-            raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
-        return Vectors(
-            rows=rows,
-            counts=answer.counts,
-            tokens=answer.tokens,
-            errors={place: failure.error() for place, failure in answer.errors.items()},
-        )
-
-    async def usage(self) -> Usage:
-        used = await self._child.ask(AskUsage)
-        assert isinstance(used, Used)
-        return used.usage
-
-    async def close(self) -> None:
-        await self._child.close()

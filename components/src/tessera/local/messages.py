@@ -19,15 +19,19 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to an engine process; ``loads`` as ``Engine.start`` takes them."""
+    """The first message to an engine process; its fields as ``Engine.start`` takes them."""
 
     loads: list[Load]
     options: VectorOptions
+    allow_private_media: bool
 
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the rows of contents; with a ``query`` for each one's score, its one row of one value."""
+
     number: int
     contents: list[Content]
+    query: Content | None
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -37,6 +41,12 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 class AskUsage(msgspec.Struct, frozen=True, tag=True):
     """Asks for ``Used``."""
+
+    number: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the answer of that number any more, and there will be none."""
 
     number: int
 
@@ -82,4 +92,4 @@ First = Load | Start
 Begun = Loaded | Ready
 Question = Embed | Ask | AskUsage
 Answer = EmbeddedRows | Replied | Used
-Message = First | Begun | Question | Answer | Refused
+Message = First | Begun | Question | Cancel | Answer | Refused

@@ -10,8 +10,9 @@ from tessera.models.base import OutputKind
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model that inputs are embedded with.
 
-    ``fingerprint`` is of weights, preprocessing and prompts. ``width`` is that of the vectors which come out;
-    ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera.
+    ``fingerprint`` is of weights, preprocessing and prompts. ``width`` is that of the vectors which come out,
+    and ``dimensions`` are others that the model was trained for; ``checkpoint`` is ``random`` or ``demo`` for
+    those that come with Tessera.
     """
 
     name: str
@@ -19,4 +20,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: OutputKind
     width: int
     images: bool
+    dimensions: tuple[int, ...] = ()
     checkpoint: str = ""

@@ -8,11 +8,12 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from tessera.errors import EngineDead, TesseraError
 from tessera.local.channel import Channel
-from tessera.local.messages import Answer, Begun, First, Question, Refused
+from tessera.local.messages import Answer, Begun, Cancel, First, Question, Refused
 from tessera.process_exit import ENGINE_DEAD
 from tessera.sandbox.confinement import die_with_parent
 from tessera.worker.free_memory import give_back_free_memory
@@ -63,7 +64,7 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
         return 1
     await channel.send(answerer.begun)
     giving_back = give_back_free_memory()
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[int, asyncio.Task[None]] = {}
 
     async def answer(question: Question) -> None:
         try:
@@ -74,10 +75,13 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
             await channel.send(message)
 
     async def receive() -> None:
-        while isinstance(question := await channel.receive(), Question):
-            task = asyncio.create_task(answer(question))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
+        while isinstance(message := await channel.receive(), Question | Cancel):
+            number = message.number
+            if not isinstance(message, Cancel):
+                answering[number] = task = asyncio.create_task(answer(message))
+                task.add_done_callback(partial(_forget, answering, number))
+            elif number in answering:
+                answering[number].cancel()
 
     receiving = asyncio.create_task(receive())
     either: list[asyncio.Future[Any]] = [receiving, dead]
@@ -88,8 +92,12 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
         with suppress(ConnectionError):
             await channel.send(Refused(why.code, why.message))
         return ENGINE_DEAD
-    for task in (giving_back, *answering):
+    for task in (giving_back, *answering.values()):
         if task is not None:
             task.cancel()
     await answerer.close()
     return 0
+
+
+def _forget(answering: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+    del answering[number]

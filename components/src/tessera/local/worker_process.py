@@ -91,9 +91,9 @@ class Worker:
     def _usage(self) -> Usage:
         value = self._metrics.registry.get_sample_value
         hits = value("tessera_embedding_cache_hits_total") or 0
+        seconds = (value(f"tessera_{stage}_seconds_sum") or 0.0 for stage in ("embed", "encode"))
         return Usage(
-            engine_seconds=(value("tessera_embed_seconds_sum") or 0.0)
-            + (value("tessera_encode_seconds_sum") or 0.0),
+            engine_seconds=sum(seconds),
             images=int(hits + (value("tessera_embedding_cache_misses_total") or 0)),
             cached_images=int(hits),
         )

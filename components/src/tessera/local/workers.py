@@ -10,8 +10,8 @@ from typing import Self
 from tessera import wire
 from tessera.errors import EngineDead
 from tessera.launch.folders import Folders
-from tessera.local.child import Child, ChildLost
-from tessera.local.messages import Answer, Ask, AskUsage, Load, Question, Replied, Used
+from tessera.local.child import A, Child, ChildLost
+from tessera.local.messages import Ask, AskUsage, Load, Question, Replied, Used
 from tessera.local.parent import Died
 from tessera.local.usage import Usage
 
@@ -48,17 +48,13 @@ class Workers:
     async def ask(self, request: wire.Request) -> wire.Reply:
         """Raises ``EngineDead``."""
         assert isinstance(request, wire.EmbedRequest)
-        replied = await _answer(self._children[-1], lambda number: Ask(number, request))
-        assert isinstance(replied, Replied)
-        return replied.reply
+        return (await _answer(self._children[-1], lambda number: Ask(number, request), Replied)).reply
 
     async def usage(self) -> Usage:
         """Of all of them. Raises ``EngineDead``."""
         total = Usage()
         for child in self._children:
-            used = await _answer(child, AskUsage)
-            assert isinstance(used, Used)
-            total += used.usage
+            total += (await _answer(child, AskUsage, Used)).usage
         return total
 
     async def close(self) -> None:
@@ -78,8 +74,8 @@ class Workers:
             self._folders = None
 
 
-async def _answer(child: Child, question: Callable[[int], Question]) -> Answer:
+async def _answer(child: Child, question: Callable[[int], Question], kind: type[A]) -> A:
     try:
-        return await child.ask(question)
+        return await child.ask(question, kind)
     except ChildLost as lost:
         raise EngineDead(f"{lost}") from lost

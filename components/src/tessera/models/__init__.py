@@ -11,7 +11,7 @@ from typing import cast
 from tessera.checkpoint import source
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
-from tessera.models.base import ByArchitecture, Family, Model, Prompt, Role, Truncate
+from tessera.models.base import ByArchitecture, Family, Model, OnHub, Prompt, Role, Truncate
 from tessera.siblings import MODELS, siblings
 
 __all__ = [
@@ -24,24 +24,25 @@ __all__ = [
     "families",
     "family_of",
     "find",
+    "hub_models_of",
     "open_model",
 ]
 
 _BUILT_IN = (
-    "tessera.models.colqwen3",
-    "tessera.models.llama_nemotron_embed",
-    "tessera.models.llama_nemotron_rerank",
-    "tessera.models.llama_nemotron_rerank_vl",
-    "tessera.models.llama_nemotron_vl",
-    "tessera.models.llama_nemotron_colembed_vl",
-    "tessera.models.qwen3_embedding",
-    "tessera.models.qwen3_vl_embedding",
+    "colqwen3",
+    "llama_nemotron_embed",
+    "llama_nemotron_rerank",
+    "llama_nemotron_rerank_vl",
+    "llama_nemotron_vl",
+    "llama_nemotron_colembed_vl",
+    "qwen3_embedding",
+    "qwen3_vl_embedding",
 )
 
 
 def families() -> list[Family]:
     """The built-in families and those that installed packages declare as entry points."""
-    found = [cast(Family, import_module(name).FAMILY) for name in _BUILT_IN]
+    found = [cast(Family, import_module(f"tessera.models.{name}.model").FAMILY) for name in _BUILT_IN]
     return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
 
 
@@ -97,3 +98,8 @@ def family_of(path: str | Path) -> Family:
 def architectures_of(family: Family) -> Sequence[str]:
     """The values of ``architectures`` that a family serves, none for one that takes all."""
     return family.architectures if isinstance(family, ByArchitecture) else ()
+
+
+def hub_models_of(family: Family) -> Sequence[str]:
+    """The published models of a family that are known to be served, by their names on the hub."""
+    return family.hub_models if isinstance(family, OnHub) else ()

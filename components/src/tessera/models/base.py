@@ -486,6 +486,14 @@ class Family(Protocol):
 
 
 @runtime_checkable
+class OnHub(Protocol):
+    """A family with published models, by their names on the hub."""
+
+    @property
+    def hub_models(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
 class ByArchitecture(Protocol):
     """A family that serves some values of ``architectures`` in ``config.json`` alone; all where it has none.
 

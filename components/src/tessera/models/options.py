@@ -19,8 +19,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``architectures`` are those of ``ByArchitecture``. ``opened`` gives the model of a checkpoint's directory
-    and options; it raises ``CheckpointError``.
+    ``architectures`` are those of ``ByArchitecture``, ``hub_models`` those of ``OnHub``. ``opened`` gives the
+    model of a checkpoint's directory and options; it raises ``CheckpointError``.
     """
 
     name: str
@@ -28,6 +28,7 @@ class OptionsFamily(Generic[T]):
     options: type[T]
     opened: Callable[[Path, T], Model]
     architectures: tuple[str, ...] = ()
+    hub_models: tuple[str, ...] = ()
 
     def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
         return self.opened(path, read_options(options, self.options, family=self.name))

@@ -59,21 +59,21 @@ def refuse_instruction(content: Content, *, param: str) -> None:
 
 
 def prompt_of_ids(
-    values: Sequence[int],
-    *,
+    content: Content,
     vocab_size: int,
     placeholder: int | None,
     max_tokens: int,
+    *,
     truncate: Truncate,
     param: str,
-    images: Sequence[ImagePlan] = (),
 ) -> Prompt:
-    """Token ids as the client gave them; ``placeholder`` stands for a row of ``images``.
+    """Token ids as the client gave them; ``placeholder`` stands for a row of the images.
 
     Raises ``InvalidInput`` naming ``param``, with the place of an id that is out of range, for another number
     of placeholders than there are rows, and for too many ids with images among them.
     """
-    if len(values) == 0:
+    values, images = token_ids(content, param=param) or (), content.images
+    if not values:
         raise InvalidInput(f"{param} is empty: it has no token ids", param=param)
     ids = np.asarray(values)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

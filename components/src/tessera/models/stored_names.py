@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
-_UNUSED: Final = re.compile(r"(.*\.)?(lm_head\..*|rotary_emb\.inv_freq|position_ids)$")
+_UNUSED: Final = re.compile(r"((.*\.)?(lm_head\..*|rotary_emb\.inv_freq|position_ids)|vision\.head\..*)$")
+_OUTER: Final = "model."
 
 
-def is_unused(name: str) -> bool:
-    """A head that generates text, or a table that is computed."""
-    return _UNUSED.match(name) is not None
+def part_name(name: str, prefixes: Sequence[tuple[str, str]]) -> str | None:
+    """The canonical name of a stored tensor; None for one that no forward pass uses.
+
+    ``prefixes`` are what files put before the names of a part, with or without ``model.`` before that, each
+    with the canonical prefix; the first that fits counts. A name that has none comes back as it is, and then
+    matches nothing that is expected. Unused are a head that generates text, an encoder's own pooling, and
+    tables that are computed.
+    """
+    bare = name.removeprefix(_OUTER)
+    names = (part + bare.removeprefix(stem) for stem, part in prefixes if bare.startswith(stem))
+    canonical = next(names, name)
+    return None if _UNUSED.match(canonical) else canonical
 
 
 def text_name(name: str) -> str | None:
-    """``text.`` and the name inside the tower; files have it with ``model.`` before it, or bare.
-
-    None for a tensor that no forward pass uses.
-    """
-    return None if is_unused(name) else f"text.{name.removeprefix('model.')}"
+    """``text.`` and the name inside the tower, whose head is ``score`` in files; None as ``part_name``."""
+    return part_name(name, (("score.", "text.head."), ("", "text.")))

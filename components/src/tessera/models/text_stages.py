@@ -7,15 +7,14 @@ takes its place, -1 for none, so that nothing has to look for the places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, pad
 
 from tessera.checkpoint.loading import fill, torch_dtype
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import ConfigError
 from tessera.models.stages import Axis, StageModule, StageTensor
 from tessera.nn.forms.choice import exported
@@ -25,8 +24,12 @@ from tessera.nn.sequences import Masked, Padded, pool
 from tessera.nn.spec import TextSpec
 from tessera.nn.text import Embedded, Head, TextTower, answer
 
+if TYPE_CHECKING:
+    from tessera.models.tower import TowerModel
+
 TEXT_STAGES = ("text", "embed", "lm", "post")
 _EPSILON = 1e-12
+_PART: Final = "text."
 
 
 class Embed(nn.Module):
@@ -152,21 +155,20 @@ def _has_kernel(tower: TextTower) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStages:
-    """The text stages of a checkpoint; ``tensors`` finds those of ``spec.shapes(part)`` when it is called.
+    """The text stages of a model's checkpoint."""
 
-    ``image_axes`` are the axes of vision rows before their width where they come straight from the vision
-    stage. ``unit_length`` is that of the family's output.
-    """
-
-    family: str
-    spec: TextSpec
-    tensors: Callable[[], Mapping[str, StoredTensor]]
-    part: str
+    model: TowerModel
     dtype: str
     device: str
-    max_sequences: int = 1024
-    image_axes: tuple[Axis, ...] = ("rows",)
-    unit_length: bool = True
+    max_sequences: int
+
+    @property
+    def spec(self) -> TextSpec:
+        return self.model.stored_text
+
+    @property
+    def unit_length(self) -> bool:
+        return self.model.output.unit_length
 
     def load(self, stage: str, layout: str) -> StageModule:
         """Build one of ``TEXT_STAGES`` and read its weights, and no others.
@@ -176,26 +178,21 @@ class TextStages:
         """
         if layout == "packed":
             return self._packed()
-        self.require_padded()
+        self._require_padded()
         return {"text": self._text, "embed": self._embed, "lm": self._lm, "post": self._post}[stage]()
 
-    def require_padded(self) -> None:
+    def _require_padded(self) -> None:
         """Raises ``ConfigError`` naming a family whose sequences can only be packed."""
         spec = self.spec
         if spec.rope.axes > 1 or spec.levels or spec.pooling == "none":
             raise ConfigError(
-                f"family {self.family} has no padded layout, which has one position for each token, one row"
-                " for each placeholder and one vector for each sequence; packed has more"
+                f"family {self.model.family} has no padded layout, which has one position for each token, one"
+                " row for each placeholder and one vector for each sequence; packed has more"
             )
 
-    def padded(self) -> PaddedText:
-        """The whole stage over padded batches."""
-        return PaddedText(self._tower(PLAIN), unit_length=self.unit_length).eval()
-
     def _tower(self, form: Form) -> TextTower:
-        return load_text(
-            self.spec, self.tensors(), part=self.part, dtype=self.dtype, device=self.device, form=form
-        )
+        tensors = self.model.tensors()
+        return load_text(self.spec, tensors, part=_PART, dtype=self.dtype, device=self.device, form=form)
 
     def _packed(self) -> StageModule:
         device, dtype = torch.device(self.device), torch_dtype(self.dtype)
@@ -211,20 +208,21 @@ class TextStages:
                 self._rows("rows"),
                 StageTensor(name="vision_map", dtype="int32", axes=("tokens",)),
             ),
-            outputs=self.vectors(each),
+            outputs=self._vectors(each),
             fused_attention=module.fused_attention,
         )
 
     def _text(self) -> StageModule:
         inputs = (_ids("input_ids"), _ids("attention_mask"), self._rows("rows"), _ids("vision_map"))
-        return StageModule(module=self.padded(), inputs=inputs, outputs=self.vectors())
+        module = PaddedText(self._tower(PLAIN), unit_length=self.unit_length).eval()
+        return StageModule(module=module, inputs=inputs, outputs=self._vectors())
 
     def _embed(self) -> StageModule:
         tower = self._empty()
         self._fill(tower.embed_tokens, "embed_tokens.")
         return StageModule(
             module=Embed(tower).eval(),
-            inputs=(_ids("input_ids"), self._rows(*self.image_axes), _ids("vision_map")),
+            inputs=(_ids("input_ids"), self._rows(*self.model.image_axes), _ids("vision_map")),
             outputs=(self._hidden("embedded"),),
         )
 
@@ -249,7 +247,7 @@ class TextStages:
         return StageModule(
             module=PaddedPool(self.spec, head, unit_length=self.unit_length).eval(),
             inputs=(self._hidden("hidden"), _ids("attention_mask")),
-            outputs=self.vectors(),
+            outputs=self._vectors(),
         )
 
     def _empty(self) -> TextTower:
@@ -259,8 +257,8 @@ class TextStages:
     def _fill(self, module: nn.Module, name: str) -> None:
         fill(
             module,
-            self.tensors(),
-            part=self.part + name,
+            self.model.tensors(),
+            part=_PART + name,
             sources=SOURCES,
             dtype=torch_dtype(self.dtype),
             device=torch.device(self.device),
@@ -272,7 +270,7 @@ class TextStages:
     def _hidden(self, name: str) -> StageTensor:
         return StageTensor(name=name, dtype=self.dtype, axes=("sequences", "tokens", self.spec.layer.hidden))
 
-    def vectors(self, each: str = "sequences") -> tuple[StageTensor, ...]:
+    def _vectors(self, each: str = "sequences") -> tuple[StageTensor, ...]:
         """The outputs of the whole stage, and of its last part; a vector may be a score, one number."""
         return (
             StageTensor(name="vectors", dtype="float32", axes=(each, self.spec.width)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -16,22 +16,27 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.dtypes import FLOATS
-from tessera.errors import InvalidInput
+from tessera.errors import ConfigError, InvalidInput
+from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
+    Empty,
     Feature,
     ImagePlan,
     Int32Array,
     Output,
     OutputKind,
     Piece,
+    Pixels,
     Prompt,
     Role,
     TextModule,
     Truncate,
+    VisionModule,
+    VisionSpec,
     sequential,
 )
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, token_ids
+from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
@@ -41,6 +46,8 @@ CONFIG_FILE: Final = "config.json"
 
 class TowerModel:
     """Base of families that run ``nn.text.TextTower``; thread-safe once opened.
+
+    What it says of images is that of a family without them.
 
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
@@ -103,23 +110,20 @@ class TowerModel:
         if content.instruction is not None and not self.takes_instructions:
             refuse_instruction(content, param=param)
         if any(isinstance(part, tuple) for part in content.parts):
-            return self._prompt_of_ids(content, max_tokens, truncate, param)
+            return prompt_of_ids(
+                content, self.vocab_size, self.placeholder, max_tokens, truncate=truncate, param=param
+            )
         if not any(content.parts):
-            lacks = "no text" if self.placeholder is None else "neither text nor an image"
-            raise InvalidInput(f"{param} is empty: it has {lacks}", param=param)
+            raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
+        if content.images and self.placeholder is None:
+            self._refuse_image(param)
         segments = self.segments(content, param=param)
         return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 
-    def _prompt_of_ids(self, content: Content, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        return prompt_of_ids(
-            token_ids(content, param=param) or (),
-            vocab_size=self.vocab_size,
-            placeholder=self.placeholder,
-            max_tokens=max_tokens,
-            truncate=truncate,
-            param=param,
-            images=content.images,
-        )
+    @property
+    def lacking(self) -> str:
+        """What an empty input has, in words."""
+        return "no text" if self.placeholder is None else "neither text nor an image"
 
     def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
         content = Content(parts=(text,), role=role, instruction=instruction)
@@ -131,10 +135,39 @@ class TowerModel:
         return self._tokenizer.text_of(token)
 
     def vision_index(self, tokens: Int32Array) -> Int32Array:
-        return np.flatnonzero(tokens == self.placeholder).astype(np.int32)
+        return np.flatnonzero(tokens == self.image_token_id).astype(np.int32)
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         return sequential(len(tokens))
+
+    @property
+    def vision(self) -> VisionSpec | None:
+        return None
+
+    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
+        """Raises ``InvalidInput``."""
+        self._refuse_image(param)
+
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        """Raises ``InvalidInput``."""
+        self._refuse_image(picture.param)
+
+    def unit_positions(self, image: ImagePlan) -> Int32Array:
+        """int32 ``[0, units]``: units know their places themselves."""
+        return np.empty((0, image.units), np.int32)
+
+    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
+        """Raises ``ConfigError``."""
+        raise ConfigError(f"{self.family} reads text alone: it has no vision stage")
+
+    def vision_nbytes(self, dtype: str) -> int:
+        return 0
+
+    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+        return 0
+
+    def _refuse_image(self, param: str) -> NoReturn:
+        raise InvalidInput(f"{param} is an image; {self.family} reads text alone", param=param)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The place of every tensor that the model uses, the tower's by ``text.`` and its name there.
@@ -171,17 +204,7 @@ class TowerModel:
         from tessera.models.text_stages import TEXT_STAGES, TextStages
 
         check_stage(stage, layout, TEXT_STAGES)
-        stages = TextStages(
-            family=self.family,
-            spec=self.stored_text,
-            tensors=self.tensors,
-            part="text.",
-            dtype=dtype,
-            device=device,
-            max_sequences=max_sequences,
-            image_axes=self.image_axes,
-            unit_length=self.output.unit_length,
-        )
+        stages = TextStages(model=self, dtype=dtype, device=device, max_sequences=max_sequences)
         return stages.load(stage, layout)
 
     def text_nbytes(self, dtype: str) -> int:

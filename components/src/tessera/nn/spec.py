@@ -17,6 +17,16 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of stored tensors by name."""
 
 
+def linear_shapes(name: str, inner: int, columns: int, *, bias: bool = True) -> Shapes:
+    """The weight of a product and its bias, if it has one."""
+    return {f"{name}.weight": (columns, inner)} | ({f"{name}.bias": (columns,)} if bias else {})
+
+
+def norm_shapes(name: str, width: int, *, bias: bool = True) -> Shapes:
+    """The weight of a norm and its bias, which a LayerNorm has."""
+    return {f"{name}.{part}": (width,) for part in (("weight", "bias") if bias else ("weight",))}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary position embedding, its scaling, and which axis of the positions each frequency reads.
@@ -72,6 +82,24 @@ class LayerSpec:
     out_bias: bool = False
     mlp_bias: bool = False
 
+    @classmethod
+    def encoder(cls, hidden: int, heads: int, intermediate: int, *, activation: str, eps: float) -> LayerSpec:
+        """A layer of a vision transformer: LayerNorm, a bias in every product, no gate."""
+        return cls(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            intermediate=intermediate,
+            activation=activation,
+            norm="layer",
+            eps=eps,
+            gated=False,
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+        )
+
     @property
     def qkv_width(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -83,27 +111,15 @@ class LayerSpec:
         """
         hidden, wide = self.hidden, self.intermediate
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        linear = {
-            "self_attn.q_proj": (queries, hidden, self.qkv_bias),
-            "self_attn.k_proj": (keys, hidden, self.qkv_bias),
-            "self_attn.v_proj": (keys, hidden, self.qkv_bias),
-            "self_attn.o_proj": (hidden, queries, self.out_bias),
-            "mlp.gate_proj": (wide, hidden, self.mlp_bias),
-            "mlp.up_proj": (wide, hidden, self.mlp_bias),
-            "mlp.down_proj": (hidden, wide, self.mlp_bias),
-        }
-        before = {"self_attn.q_proj": "input_layernorm", "mlp.gate_proj": "post_attention_layernorm"}
-        shapes: Shapes = {}
-        for name, (columns, inner, biased) in linear.items():
-            if norm := before.get(name):
-                shapes[f"{norm}.weight"] = (hidden,)
-                if self.norm == "layer":
-                    shapes[f"{norm}.bias"] = (hidden,)
-            if name == "mlp.gate_proj" and not self.gated:
-                continue
-            shapes[f"{name}.weight"] = (columns, inner)
-            if biased:
-                shapes[f"{name}.bias"] = (columns,)
+        layer_norm = self.norm == "layer"
+        shapes = norm_shapes("input_layernorm", hidden, bias=layer_norm)
+        for name, columns in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            shapes |= linear_shapes(f"self_attn.{name}", hidden, columns, bias=self.qkv_bias)
+        shapes |= linear_shapes("self_attn.o_proj", queries, hidden, bias=self.out_bias)
+        shapes |= norm_shapes("post_attention_layernorm", hidden, bias=layer_norm)
+        for name in ("gate_proj", "up_proj") if self.gated else ("up_proj",):
+            shapes |= linear_shapes(f"mlp.{name}", hidden, wide, bias=self.mlp_bias)
+        shapes |= linear_shapes("mlp.down_proj", wide, hidden, bias=self.mlp_bias)
         if self.qk_norm:
             shapes |= {f"self_attn.{name}.weight": (self.head_dim,) for name in ("q_norm", "k_norm")}
         return shapes

@@ -39,6 +39,8 @@ _MOST_STARTING: Final = 2
 _LINGER_SHARE: Final = 1 / 8
 _LINGER_SECONDS: Final = 8e-3
 _LEAST_LINGER_SECONDS: Final = 1e-3
+# What clients see: no internal names.
+_LATE: Final = "the request was not answered in time"
 # An instance that takes a message of cancellations no sooner is frozen or gone.
 _CANCEL_SECONDS: Final = 2.0
 
@@ -338,7 +340,7 @@ class Client:
         went away, ``DeadlineExceeded`` when the time ran out. Cancelling the call cancels the work there.
         """
         if timeout <= 0:
-            raise DeadlineExceeded("the deadline had passed before the call was made")
+            raise DeadlineExceeded(_LATE)
         if not tracing.recording():
             return await self._call(instance, message, timeout)
         with tracing.calling(self.address, instance, message):
@@ -357,7 +359,7 @@ class Client:
     async def _call(self, instance: int, message: wire.Request, timeout: float) -> wire.Reply:
         channel = self._channels.get(instance) or self._open(instance)
         call = channel.add(message)
-        timer = asyncio.get_running_loop().call_later(timeout, self._expire, call, timeout)
+        timer = asyncio.get_running_loop().call_later(timeout, self._expire, call)
         try:
             reply = await call.reply
         finally:
@@ -374,8 +376,8 @@ class Client:
             raise reply
         return reply
 
-    def _expire(self, call: _Call, timeout: float) -> None:
-        call.settle(DeadlineExceeded(f"no answer from {self.address} within {timeout:.1f} s"))
+    def _expire(self, call: _Call) -> None:
+        call.settle(DeadlineExceeded(_LATE))
 
     def _open(self, instance: int) -> _Channel:
         # Restarted instances come back under new names: nobody calls the old ones any more.

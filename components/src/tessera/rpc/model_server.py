@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final
 
 from tessera import errors, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.rpc.runtime import Runtime
-from tessera.rpc.server import UNREGISTER_SECONDS, Server, internal_error
+from tessera.rpc.server import Server, internal_error
 from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
@@ -51,23 +51,11 @@ class ModelServer(Server):
         self._name = name
         self._answer_model = handler
 
-    async def stop(self, *, timeout: float) -> None:
-        if self._watchdog is not None:
-            # It would list the model again.
-            self._watchdog.cancel()
-            await asyncio.gather(self._watchdog, return_exceptions=True)
-            await self._withdraw()
-        await super().stop(timeout=timeout)
-
     async def _withdraw(self) -> None:
         from dynamo.llm import unregister_model
 
-        try:
-            # Where discovery does not answer, the card goes with the lease.
-            async with asyncio.timeout(UNREGISTER_SECONDS):
-                await unregister_model(self._endpoint)
-        except Exception as error:
-            log.warning("%s: cannot take the model out of discovery: %r", self.address, error)
+        # Where discovery does not answer, the card goes with the lease.
+        await self._unless_down(partial(unregister_model, self._endpoint), "take the model out of discovery")
 
     async def _announce(self) -> None:
         from dynamo.llm import ModelInput, ModelType, WorkerType, register_model

@@ -166,36 +166,31 @@ class Peers:
 
     async def _ask(self, instance: int) -> None:
         attempt = 0
-        while not await self._admitted(instance, first=attempt == 0):
+        while not await self._admit(instance, first=attempt == 0):
             delay = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             attempt += 1
-
-    async def _admitted(self, instance: int, *, first: bool) -> bool:
-        """As ``_admit``; an instance is worth asking again after any other error, too."""
-        try:
-            return await self._admit(instance, first=first)
-        except Exception:
-            if first:
-                log.exception("%s: instance %x could not be asked", self.client.address, instance)
-            return False
 
     async def _admit(self, instance: int, *, first: bool) -> bool:
         """Ask the instance what it is, once; false when it is worth asking again."""
         try:
             info = await self.client.call(instance, self._describe, timeout=_DESCRIBE_TIMEOUT)
+            if not isinstance(info, wire.WorkerInfo):
+                reason: str | None = f"it answered Describe with {type(info).__name__}"
+            else:
+                reason = self._check(info)
+            if reason is not None or not isinstance(info, wire.WorkerInfo):
+                self._refused.add(instance)
+                log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
+                return True
         except TesseraError as error:
             if first:
                 log.info("%s: instance %x is not answering yet: %s", self.client.address, instance, error)
             return False
-        if not isinstance(info, wire.WorkerInfo):
-            reason: str | None = f"it answered Describe with {type(info).__name__}"
-        else:
-            reason = self._check(info)
-        if reason is not None or not isinstance(info, wire.WorkerInfo):
-            self._refused.add(instance)
-            log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
-            return True
+        except Exception:
+            if first:
+                log.exception("%s: instance %x could not be asked", self.client.address, instance)
+            return False
         try:
             self._joined(instance, info)
         except Exception as error:

@@ -33,41 +33,32 @@ class Cut:
         return wire.encode(wire.Piece(payload=self._number, nbytes=len(self._payload), data=data))
 
 
-class _Whole:
-    """What has come of one payload."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.received = 0
-        self.pieces: list[memoryview] = []
-
-
 class Joined:
     """The payloads of one stream that come in pieces, at most ``most`` at a time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begun: dict[int, _Whole] = {}
+        self._begun: dict[int, tuple[int, bytearray]] = {}
 
     def add(self, piece: wire.Piece) -> wire.Replies | wire.Failure | None:
         """The payload that this was the last piece of; raises ``ProtocolError`` for one that fits in none."""
-        whole = self._begun.get(piece.payload)
-        if whole is None:
+        if piece.payload not in self._begun:
             if len(self._begun) >= self._most:
                 raise ProtocolError(f"pieces of more than {self._most} payloads at a time")
             if piece.nbytes > _MOST_BYTES:
                 raise ProtocolError(f"a payload of {piece.nbytes} bytes, over {_MOST_BYTES}")
-            whole = self._begun[piece.payload] = _Whole(piece.nbytes)
-        whole.received += len(piece.data)
-        if not len(piece.data) or piece.nbytes != whole.nbytes or whole.received > whole.nbytes:
+            self._begun[piece.payload] = piece.nbytes, bytearray()
+        nbytes, payload = self._begun[piece.payload]
+        received = len(payload) + len(piece.data)
+        if not len(piece.data) or piece.nbytes != nbytes or received > nbytes:
             raise ProtocolError(
-                f"a piece that brings {whole.received} bytes of {piece.nbytes} to a payload of {whole.nbytes}"
+                f"a piece that brings {received} bytes of {piece.nbytes} to a payload of {nbytes}"
             )
-        whole.pieces.append(piece.data)
-        if whole.received < whole.nbytes:
+        payload += piece.data
+        if received < nbytes:
             return None
         del self._begun[piece.payload]
-        joined = wire.decode_replies(b"".join(whole.pieces))
+        joined = wire.decode_replies(payload)
         if isinstance(joined, wire.Piece):
             raise ProtocolError("a piece within a piece")
         return joined

@@ -118,7 +118,6 @@ class Server:
         self.under_way = 0
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
-        self._stopping = False
         self._missing = 0
         self.address = address
 
@@ -153,19 +152,15 @@ class Server:
 
     async def stop(self, *, timeout: float) -> None:
         """Leave discovery, then wait at most ``timeout`` seconds for what is in flight."""
-        self._stopping = True
         if self._watchdog is not None:
             self._watchdog.cancel()
             await asyncio.gather(self._watchdog, return_exceptions=True)
+            # Not before: it would register again.
+            await self._withdraw()
         self._runtime.set_ready(False)
         if self._served is None:
             return
-        try:
-            async with asyncio.timeout(UNREGISTER_SECONDS):
-                await self._endpoint.unregister_endpoint_instance()
-        except Exception as error:
-            # Discovery may be down; that is no reason to drop what is in flight.
-            log.warning("%s: cannot leave discovery: %r", self.address, error)
+        await self._unless_down(self._endpoint.unregister_endpoint_instance, "leave discovery")
         deadline = asyncio.get_running_loop().time() + timeout
         # Callers learn of the departure a moment later; an empty set just now proves nothing.
         quiet_since: float | None = None
@@ -213,6 +208,17 @@ class Server:
             except Exception as error:
                 # Discovery may be down, for which no other process would be better.
                 log.error("%s: cannot register again: %s", self.address, error)
+
+    async def _unless_down(self, change: Callable[[], Awaitable[object]], what: str) -> None:
+        """Wait for a change in discovery, which may be down: no reason to drop what is in flight."""
+        try:
+            async with asyncio.timeout(UNREGISTER_SECONDS):
+                await change()
+        except Exception as error:
+            log.warning("%s: cannot %s: %r", self.address, what, error)
+
+    async def _withdraw(self) -> None:
+        """Undo ``_announce``."""
 
     async def _announce(self) -> None:
         """Register what discovery lists besides the instance; called each time the instance is registered."""
@@ -266,9 +272,8 @@ class Server:
     def reply(self, ended: asyncio.Future[wire.Reply]) -> wire.Reply:
         """Return the result of a future that was not cancelled; errors are ``Failure``s."""
         error = ended.exception()
-        return ended.result() if error is None else self._failure(error)
-
-    def _failure(self, error: BaseException) -> wire.Failure:
+        if error is None:
+            return ended.result()
         if isinstance(error, TesseraError):
             return wire.Failure.of(error)
         if not isinstance(error, Exception):

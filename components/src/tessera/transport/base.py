@@ -18,14 +18,17 @@ the copy had finished. If it was not, the copy may hold another image's rows and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from tessera.errors import HandOffError
+from tessera.transport.slab.geometry import Geometry, unknown_slab
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
     import torch
 
-    from tessera.transport.slab.slab import Slot
+    from tessera.transport.slab.slab import Slab, Slot
 
     Destination = Callable[[tuple[int, int], torch.dtype], torch.Tensor]
     """Makes the contiguous tensor of this shape and dtype that rows are copied into."""
@@ -34,40 +37,48 @@ KINDS: Final = ("cuda_ipc", "shm", "nixl", "inline")
 """Every kind, in the order in which ``auto`` prefers them."""
 
 
-class Transport(Protocol):
+class Transport:
     """One kind of hand-off; the same object publishes this process's slab and connects to its peers'.
 
     Not thread-safe: every call is made from the event loop that created it.
     """
 
-    @property
-    def info(self) -> SlabInfo | None:
-        """How readers reach this process's slab, or None when it has none or the kind needs none."""
-        ...
+    kind: ClassVar[str]
+    info: SlabInfo | None = None
+    """How readers reach this process's slab, or None when it has none or the kind needs none."""
+
+    def __init__(self, producer: str, slab: Slab | None = None) -> None:
+        self._producer = producer
+        self._slab = slab
 
     @property
     def registrations(self) -> int:
         """Regions of this process's memory that are registered for peers or reads."""
-        ...
+        return 0
 
     def reaches(self, reader: ReaderInfo) -> bool:
         """Whether the reader, if it uses this kind, can get at this process's slab."""
-        ...
+        return True
 
     async def publish(self, slot: Slot) -> Handle:
         """Make a filled, leased slot readable by peers; raises ``HandOffError`` without a slab."""
-        ...
+        if self._slab is None:
+            raise HandOffError("this process has no slab to publish from")
+        await self._prepare(slot)
+        return self._slab.lease(slot, self.kind, self._producer)
+
+    async def _prepare(self, slot: Slot) -> None:
+        """Bring a slot's rows to where readers take them from."""
 
     def connect(self, info: SlabInfo) -> PeerSlab:
         """Map or register a peer's slab; raises ``TransportUnavailable`` when it cannot be reached."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Deregister and forget; a second call does nothing. Peers' slabs are closed before it."""
-        ...
 
 
-class PeerSlab(Protocol):
+class PeerSlab:
     """A peer's slab, as one kind reaches it.
 
     A slab's words, not a call, carry leases and releases, so that neither side waits for the other. A handle
@@ -75,22 +86,38 @@ class PeerSlab(Protocol):
     any memory is touched.
     """
 
+    def __init__(self, info: SlabInfo, geometry: Geometry) -> None:
+        self._info = info
+        self._geometry = geometry
+        self._closed = False
+
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         """Copy the rows into the tensor that ``into`` makes once the handle has been checked; that tensor.
 
         Raises ``HandOffError`` for a handle that does not fit the slab or the tensor, ``LeaseExpired`` when
         the rows were already reclaimed, ``TransportUnavailable`` when the peer is gone.
         """
-        ...
+        raise NotImplementedError
 
     async def release(self, handle: Handle) -> bool:
         """Give the slot back; true when the lease was good until now. Raises like ``fetch``."""
-        ...
+        raise NotImplementedError
 
     def abandon(self, handle: Handle) -> None:
         """Give the slot back without having read it, at once and as well as it can be done; never raises."""
-        ...
+        with suppress(HandOffError):
+            self._give_back(self._check(handle), handle)
+
+    def _give_back(self, block: int, handle: Handle) -> None:
+        """Tell the producer that this reader has finished with a handle that has been checked."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of the slab; a second call does nothing."""
-        ...
+        self._closed = True
+
+    def _check(self, handle: Handle) -> int:
+        """Check the handle; the block whose lease word speaks for its slot."""
+        if self._closed:
+            raise unknown_slab(handle)
+        return self._geometry.check(handle, self._info.kind, self._info.producer)

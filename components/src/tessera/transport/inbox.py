@@ -121,7 +121,7 @@ class Inbox:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
         except BaseException as error:
-            self._abandon(handle)
+            self.discard(handle)
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
@@ -133,10 +133,6 @@ class Inbox:
             )
         self._note_route(handle.producer, handle.kind)
         return rows
-
-    def discard(self, handle: Handle) -> None:
-        """Give back a slot whose rows are no longer wanted."""
-        self._abandon(handle)
 
     def forget(self, producer: str) -> None:
         """Let go of a producer that went away."""
@@ -184,7 +180,8 @@ class Inbox:
             raise unknown_slab(handle)
         return slab
 
-    def _abandon(self, handle: Handle) -> None:
+    def discard(self, handle: Handle) -> None:
+        """Give back a slot whose rows are no longer wanted."""
         with suppress(HandOffError):
             self._slab(handle).abandon(handle)
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-import msgspec
-
-from tessera.transport.slab.geometry import MAX_LEASE, Geometry
+from tessera.transport.slab.geometry import MAX_LEASE, Geometry, slab_info
 from tessera.transport.slab.memory import HostMemory, ShmAddress, fence
 from tessera.wire import Handle, SlabInfo
 
@@ -72,13 +70,7 @@ class Lender:
         fence()
         memory.lease[0] = lease
         address = ShmAddress(memory=memory.address(), geometry=geometry)
-        info = SlabInfo(
-            kind=KIND,
-            producer=self._producer,
-            slab=memory.slab,
-            nbytes=geometry.nbytes,
-            address=msgspec.msgpack.encode(address),
-        )
+        info = slab_info(KIND, self._producer, memory.slab, address)
         handle = Handle(
             kind=KIND,
             producer=self._producer,

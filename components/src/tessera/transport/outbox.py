@@ -11,7 +11,7 @@ import torch
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
 from tessera.transport.kinds.nixl import NixlOptions
-from tessera.transport.kinds.select import make_transport, needs_host_copy, select_kinds
+from tessera.transport.kinds.select import FROM_HOST_MEMORY, make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.slab import Slab, Slot, dtype_name, rows_checksum
@@ -65,7 +65,7 @@ class Outbox:
             geometry,
             device=device,
             lease_seconds=config.settings.lease_seconds,
-            mirror=any(needs_host_copy(kind, nixl=self._nixl) for kind in self.kinds),
+            mirror=not FROM_HOST_MEMORY.isdisjoint(self.kinds),
         )
         self._transports: dict[str, Transport] = {}
         try:

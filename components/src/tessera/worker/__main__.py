@@ -77,7 +77,7 @@ async def serve(settings: WorkerSettings) -> None:
         runtime.shutdown()
         return
 
-    access_log = AccessLog(address, service.handle)
+    access_log = AccessLog(address, service.handle, share=settings.access_log_share)
     server = Server(runtime, address, access_log.answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
@@ -147,6 +147,10 @@ def main() -> int:
     # Before the rest, whose errors are logged, too; the name of the role follows once it is known.
     log_as("worker", early := log_settings())
     set_environment_defaults(json_log=early.format is LogFormat.JSON)
+    from tessera.launch.variables import unknown
+
+    for sentence in unknown(os.environ):
+        log.warning("%s", sentence)
     try:
         settings = parse(source=os.environ.pop(SOURCE_VARIABLE, None))
         log_as(settings.mode.value, settings.log)

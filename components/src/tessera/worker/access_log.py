@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
 from tessera import tracing, wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
-from tessera.logs import Line, RequestLine, Value, note, serving
+from tessera.logs import Line, RequestLine, Value, is_sampled, note, serving
 from tessera.rpc import internal_error
 
 log = logging.getLogger("tessera.worker.access")
@@ -51,7 +51,10 @@ class AccessLog:
     them was answered. Owned by one event loop.
     """
 
-    def __init__(self, address: str, handler: Handler, *, linger: float = _LINGER_SECONDS) -> None:
+    def __init__(
+        self, address: str, handler: Handler, *, linger: float = _LINGER_SECONDS, share: float = 1.0
+    ) -> None:
+        self._share = share
         self._address = address
         self._handler = handler
         self._linger = linger
@@ -146,7 +149,8 @@ class AccessLog:
         if self._newest.get(part.line.request_id) is part:
             del self._newest[part.line.request_id]
         level = logging.ERROR if part.fault else logging.INFO
-        if not log.isEnabledFor(level):
+        sampled = part.fault or is_sampled(part.line.request_id, self._share)
+        if not log.isEnabledFor(level) or not sampled:
             return
         outcome = "ok" if part.failure is None else part.failure.code
         fields: dict[str, Value] = {
@@ -193,23 +197,14 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
             if (rows := sum(outcome.counts)) != len(outcome.counts):
                 part.sums["output_rows"] += rows
             if outcome.failures:
-                _add_failures(part, outcome.failures.values())
+                part.sums["failed_inputs"] += len(outcome.failures)
+            for failure in outcome.failures.values():
+                _add_failure(part, failure.error())
+    elif isinstance(outcome, TesseraError):
+        _add_failure(part, outcome)
+    elif isinstance(outcome, Exception):
+        _add_failure(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
     elif isinstance(outcome, BaseException):
-        _add_error(part, outcome)
-
-
-def _add_failures(part: Part, failures: Collection[wire.Failure]) -> None:
-    part.sums["failed_inputs"] += len(failures)
-    for failure in failures:
-        _add_failure(part, failure.error())
-
-
-def _add_error(part: Part, error: BaseException) -> None:
-    if isinstance(error, TesseraError):
-        _add_failure(part, error)
-    elif isinstance(error, Exception):
-        _add_failure(part, TesseraError(f"{type(error).__name__}: {error}"))
-    else:
         _add_failure(part, RequestCancelled("the caller went away"))
 
 

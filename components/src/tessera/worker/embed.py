@@ -85,10 +85,7 @@ class EmbedService:
             depth=engine.depth,
             events=metrics.events("text", died=died, attributes=_attributes),
         )
-        metrics.watch_queue(
-            "text", lambda: float(self.batcher.queued), limit=lambda: float(self.batcher.limit)
-        )
-        metrics.watch_in_flight("text", lambda: float(self.in_flight))
+        metrics.watch_batcher(self.batcher, lambda: self.in_flight)
 
     def handle(self, request: wire.Request) -> Awaitable[wire.Reply]:
         """Return the reply to come, of an ``EmbedRequest`` as a future: no task is made for it."""

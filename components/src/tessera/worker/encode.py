@@ -75,15 +75,11 @@ class EncodeService:
         raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
 
     def _count_failure(self, error: BaseException) -> None:
-        if isinstance(error, TesseraError):
-            self._count(error.code)
-        elif isinstance(error, TimeoutError):
-            self._count(DeadlineExceeded.code)
-        elif isinstance(error, asyncio.CancelledError):
-            self._count("cancelled")
-
-    def _count(self, outcome: str) -> None:
-        self._metrics.items.labels("encode", outcome).inc()
+        if isinstance(error, TimeoutError):
+            error = DeadlineExceeded("")
+        if isinstance(error, TesseraError | asyncio.CancelledError):
+            outcome = error.code if isinstance(error, TesseraError) else "cancelled"
+            self._metrics.items.labels("encode", outcome).inc()
 
     async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
         image = await self._stage.preprocess(request.image)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -121,6 +122,17 @@ class VisionSource(Protocol):
     async def close(self) -> None: ...
 
 
+@contextmanager
+def _named(image: wire.Image | wire.Embeddings) -> Iterator[None]:
+    """Give an error of a flight this item's name for the image: that of another request says nothing here."""
+    try:
+        yield
+    except TesseraError as error:
+        if error.param in (None, image.param):
+            raise
+        raise error.named(image.param) from error
+
+
 class ImageRows:
     """Rows ``[rows, row_width]`` of images; the same image is encoded once however many ask for it.
 
@@ -145,7 +157,7 @@ class ImageRows:
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         self._dtype = dtype
         self._key_ends: dict[str, bytes] = {}
-        metrics.watch_cache(cache.stats)
+        metrics.watch_cache(cache)
 
     @property
     def units(self) -> int:
@@ -199,18 +211,13 @@ class ImageRows:
                     f"{image.param}: the image is not cached any more; send it again", param=image.param
                 )
             encode = partial(self._encode, image, request, deadline)
-            try:
+            with _named(image):
                 try:
                     encoded = await self._flights.run(image.same, encode)
                 except DeadlineExceeded:
                     # A flight has the deadline of the call that began it; one that joined late may have more
                     # time. Its own deadline would have cancelled it.
                     encoded = await self._flights.run(image.same, encode)
-            except TesseraError as error:
-                if error.param is None:
-                    raise
-                # The flight may have been another request's, whose name for the image says nothing here.
-                raise error.named(image.param) from error
             if encoded.span is not None and encoded.span is not tracing.here():
                 # Another request's flight, or another input's of this one.
                 span.set_attribute("tessera.cache", "joined")
@@ -313,24 +320,15 @@ class RequestImages:
         task = self._tasks.get(same)
         if task is None and same not in self._kept:
             task = self._tasks[same] = asyncio.create_task(self._get(self._first[same]))
-            return await self._arrived(task, image)
+            with _named(image):
+                return await asyncio.shield(task)
         with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-            encoded = self._kept[same] if task is None else await self._arrived(task, image)
+            with _named(image):
+                encoded = self._kept[same] if task is None else await asyncio.shield(task)
             span.set_attribute("tessera.cache", "hit" if encoded.cached else "joined")
             if encoded.span is not None:
                 span.add_link(encoded.span.get_span_context())
         return replace(encoded, cached=True)
-
-    async def _arrived(
-        self, task: asyncio.Task[EncodedImage], image: wire.Image | wire.Embeddings
-    ) -> EncodedImage:
-        """Return the task's rows; raises its error with this item's name for the image."""
-        try:
-            return await asyncio.shield(task)
-        except TesseraError as error:
-            if error.param in (None, image.param):
-                raise
-            raise error.named(image.param) from error
 
     def close(self) -> None:
         """End what is under way: nobody waits for it any more."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tessera import __version__, tracing, wire
-from tessera.batching import Events
-from tessera.cache import CacheStats
+from tessera.batching import Batcher, Events
+from tessera.cache import EmbeddingCache
 from tessera.errors import DeadlineExceeded, EngineDead, EngineFailed, Overloaded, Unavailable
 from tessera.loop_metrics import count_loop_failures
 from tessera.transport.slab.slab import SlabStats
@@ -34,6 +34,13 @@ _TILES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _UNITS = (*_TILES, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Outcomes that are made at the start: a rate misses the first count of a series that is new.
 _OUTCOMES = ("ok", Overloaded.code, DeadlineExceeded.code, EngineFailed.code)
+_IN_FLIGHT = {
+    "text": (("tessera_tokens_in_flight", "Tokens of requests that are being answered"),),
+    "vision": (
+        ("tessera_units_in_flight", "Units of images that are being encoded"),
+        ("tessera_tiles_in_flight", "The same as tessera_units_in_flight, whose old name it is"),
+    ),
+}
 _ROLE = {"text": "embed", "vision": "encode"}
 
 
@@ -68,8 +75,8 @@ class WorkerMetrics:
             "Inputs or images whose caller went away before the engine began them",
             "stage",
         )
-        self._queues: dict[str, Callable[[], float]] = {}
-        self._cache: Callable[[], CacheStats] | None = None
+        self._batchers: list[Batcher[Any, Any]] = []
+        self._cache: EmbeddingCache | None = None
         self._slab: Callable[[], SlabStats] | None = None
         self.encode_retries = self._counter(
             "tessera_encode_retries", "Images asked for again, elsewhere or once more"
@@ -80,13 +87,6 @@ class WorkerMetrics:
         self._queue_limit = Gauge(
             "tessera_queue_limit", "Tokens or units that may wait", ["stage"], registry=registry
         )
-        self._in_flight = {
-            "text": (("tessera_tokens_in_flight", "Tokens of requests that are being answered"),),
-            "vision": (
-                ("tessera_units_in_flight", "Units of images that are being encoded"),
-                ("tessera_tiles_in_flight", "The same as tessera_units_in_flight, whose old name it is"),
-            ),
-        }
         count_loop_failures(registry)
         for outcome in ("ok", Unavailable.code):
             self.encode_calls.labels(outcome)
@@ -131,18 +131,17 @@ class WorkerMetrics:
         """Return the observer of seconds in the queue of stage ``text`` or ``vision``."""
         return self._queue.labels(stage).observe
 
-    def watch_queue(self, stage: str, read: Callable[[], float], *, limit: Callable[[], float]) -> None:
-        self._queues[stage] = read
-        self._queued.labels(stage).set_function(read)
-        self._queue_limit.labels(stage).set_function(limit)
+    def watch_batcher(self, batcher: Batcher[Any, Any], in_flight: Callable[[], float]) -> None:
+        """Show the queue of the batcher named after its stage, and what its stage has ``in_flight``."""
+        self._batchers.append(batcher)
+        self._queued.labels(batcher.name).set_function(lambda: batcher.queued)
+        self._queue_limit.labels(batcher.name).set_function(lambda: batcher.limit)
+        for name, text in _IN_FLIGHT[batcher.name]:
+            self._watch(name, text, in_flight)
 
-    def watch_in_flight(self, stage: str, read: Callable[[], float]) -> None:
-        for name, text in self._in_flight[stage]:
-            self._watch(name, text, read)
-
-    def watch_cache(self, read: Callable[[], CacheStats]) -> None:
-        self._cache = read
-        self.registry.register(_CacheCollector(read))
+    def watch_cache(self, cache: EmbeddingCache) -> None:
+        self._cache = cache
+        self.registry.register(_StatsCollector(lambda: cache, _CACHE))
 
     def watch_registrations(self, read: Callable[[], int]) -> None:
         self._watch("tessera_nixl_registrations", "Regions of memory registered with NIXL", read)
@@ -152,20 +151,20 @@ class WorkerMetrics:
 
     def watch_slab(self, read: Callable[[], SlabStats]) -> None:
         self._slab = read
-        self.registry.register(_SlabCollector(read))
+        self.registry.register(_StatsCollector(read, _SLAB))
 
     def state(self) -> wire.WorkerState:
         """What the frontend's ``/status`` says of this worker."""
-        cache, slab = self._cache and self._cache(), self._slab and self._slab()
+        cache, slab = self._cache, self._slab and self._slab()
         return wire.WorkerState(
-            queued={stage: read() for stage, read in self._queues.items()},
+            queued={batcher.name: batcher.queued for batcher in self._batchers},
             cache=None
             if cache is None
             else wire.CacheState(
                 hits=cache.hits,
                 misses=cache.misses,
-                entries=cache.entries,
-                nbytes=cache.nbytes,
+                entries=len(cache),
+                nbytes=cache.used,
                 capacity_bytes=cache.capacity,
             ),
             slab=None
@@ -191,39 +190,38 @@ class WorkerMetrics:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
-class _CacheCollector(Collector):
-    def __init__(self, read: Callable[[], CacheStats]) -> None:
+_CACHE = {
+    "hits": (CounterMetricFamily, "tessera_embedding_cache_hits", "Images whose rows were in the cache"),
+    "misses": (CounterMetricFamily, "tessera_embedding_cache_misses", "Images whose rows were not"),
+    "evictions": (CounterMetricFamily, "tessera_embedding_cache_evictions", "Images evicted to make room"),
+    "refused": (CounterMetricFamily, "tessera_embedding_cache_refused", "Images larger than the whole cache"),
+    "entries": (GaugeMetricFamily, "tessera_embedding_cache_entries", "Images held"),
+    "used": (GaugeMetricFamily, "tessera_embedding_cache_bytes", "Bytes held"),
+    "capacity": (GaugeMetricFamily, "tessera_embedding_cache_capacity_bytes", "Bytes that may be held"),
+}
+_SLAB = {
+    "capacity_bytes": (GaugeMetricFamily, "tessera_slab_capacity_bytes", "Bytes of the slab"),
+    "used_bytes": (GaugeMetricFamily, "tessera_slab_used_bytes", "Bytes lent or reserved"),
+    "leased": (GaugeMetricFamily, "tessera_slab_leases", "Leases outstanding"),
+    "waiting": (GaugeMetricFamily, "tessera_slab_waiting", "Requests that wait for a slot"),
+    "published": (CounterMetricFamily, "tessera_slab_published", "Leases given"),
+    "expired": (CounterMetricFamily, "tessera_slab_expired", "Leases reclaimed unread"),
+    "waits": (CounterMetricFamily, "tessera_slab_waits", "Requests that waited for a slot"),
+}
+
+
+class _StatsCollector(Collector):
+    """Gives the fields of what ``read`` returns, each by its family, name and text in ``fields``."""
+
+    def __init__(
+        self,
+        read: Callable[[], EmbeddingCache | SlabStats],
+        fields: Mapping[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str]],
+    ) -> None:
         self._read = read
+        self._fields = fields
 
     def collect(self) -> Iterable[Metric]:
         stats = self._read()
-        for name, text, value in (
-            ("hits", "Images whose rows were in the cache", stats.hits),
-            ("misses", "Images whose rows were not", stats.misses),
-            ("evictions", "Images evicted to make room", stats.evictions),
-            ("refused", "Images larger than the whole cache", stats.refused),
-        ):
-            yield CounterMetricFamily(f"tessera_embedding_cache_{name}", text, value=value)
-        for name, text, value in (
-            ("entries", "Images held", stats.entries),
-            ("bytes", "Bytes held", stats.nbytes),
-            ("capacity_bytes", "Bytes that may be held", stats.capacity),
-        ):
-            yield GaugeMetricFamily(f"tessera_embedding_cache_{name}", text, value=value)
-
-
-class _SlabCollector(Collector):
-    def __init__(self, read: Callable[[], SlabStats]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._read()
-        yield GaugeMetricFamily(
-            "tessera_slab_capacity_bytes", "Bytes of the slab", value=stats.capacity_bytes
-        )
-        yield GaugeMetricFamily("tessera_slab_used_bytes", "Bytes lent or reserved", value=stats.used_bytes)
-        yield GaugeMetricFamily("tessera_slab_leases", "Leases outstanding", value=stats.leased)
-        yield GaugeMetricFamily("tessera_slab_waiting", "Requests that wait for a slot", value=stats.waiting)
-        yield CounterMetricFamily("tessera_slab_published", "Leases given", value=stats.published)
-        yield CounterMetricFamily("tessera_slab_expired", "Leases reclaimed unread", value=stats.expired)
-        yield CounterMetricFamily("tessera_slab_waits", "Requests that waited for a slot", value=stats.waits)
+        for field, (family, name, text) in self._fields.items():
+            yield family(name, text, value=getattr(stats, field))

@@ -43,6 +43,9 @@ class RemoteVision:
     When none is left, images wait ``wait_seconds`` for the next, and not as long once ``stop`` is set.
     """
 
+    # Nothing is encoded in this process.
+    units, running_seconds = 0, 0.0
+
     def __init__(
         self,
         client: Client,
@@ -67,14 +70,6 @@ class RemoteVision:
         # Reached before its first image comes: registering memory takes longer than an image does.
         self._peers = Peers(client, check, joined=self._connect)
         self._hurrying = asyncio.create_task(self._hurry_at(stop))
-
-    @property
-    def units(self) -> int:
-        return 0
-
-    @property
-    def running_seconds(self) -> float:
-        return 0.0
 
     @property
     def roundings(self) -> Sequence[str]:

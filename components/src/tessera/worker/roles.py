@@ -13,6 +13,7 @@ import torch
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
+from tessera.engine.base import vision_of
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
@@ -25,8 +26,7 @@ from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker import sizes
-from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
-from tessera.worker.decoding.messages import Limits
+from tessera.worker.decoding import Decoder, Limits, ProcessDecoder, ThreadDecoder
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
 from tessera.worker.image_rows import ImageRows, VisionSource
@@ -94,13 +94,10 @@ class Builder:
         settings = sizes.sized(self.settings, model, sizes.Room(share=share))
         log.info("%s", sizes.said(settings, self.settings, model, share))
         log.info("memory:\n%s", sizes.account_of(settings, model).check())
-        return await replace(self, settings=settings)._service(model)
-
-    async def _service(self, model: Model) -> Service:
-        if self.settings.mode is Mode.ENCODE:
-            assert model.vision is not None
-            return await self._encode(model, model.vision)
-        return await self._embed(model)
+        sized = replace(self, settings=settings)
+        if settings.mode is Mode.ENCODE:
+            return await sized._encode(model, vision_of(model))
+        return await sized._embed(model)
 
     async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
         settings = self.settings.stages.vision
@@ -129,16 +126,12 @@ class Builder:
             await _timed("page-locked the cache of vision rows", lambda: reserve_pinned(nbytes))
         engine = await _timed("loaded the text engine", lambda: make_text_engine(model, settings, placement))
         await _timed("warmed the text engine", engine.warm)
-        info = self._info(model, placement)
-        images = None if model.vision is None else await self._images(model, model.vision, placement, info)
+        info, images = self._info(model, placement), None
+        if (vision := model.vision) is not None:
+            source = await self._vision_source(model, vision, placement, info)
+            cache = EmbeddingCache(self.settings.cache_bytes or 0)
+            images = ImageRows(model, vision, cache, source, info.dtype, self.metrics)
         return EmbedService(model, engine, settings, images, self.metrics, info, died=self.died)
-
-    async def _images(
-        self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo
-    ) -> ImageRows:
-        source = await self._vision_source(model, vision, placement, own)
-        cache = EmbeddingCache(self.settings.cache_bytes or 0)
-        return ImageRows(model, vision, cache, source, own.dtype, self.metrics)
 
     async def _vision_source(
         self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo

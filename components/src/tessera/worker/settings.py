@@ -20,7 +20,7 @@ from tessera.defaults import ENGINE_CONFIGS
 from tessera.engine.kind import engine_config
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
-from tessera.flags import convert, mapping, parse_flags
+from tessera.flags import check_flags, convert, mapping, parse_flags
 from tessera.logs import LogSettings
 from tessera.models import family_of, find
 from tessera.rpc.runtime import RpcSettings
@@ -29,6 +29,7 @@ from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
+    AccessLogShare,
     Modality,
     ModelOptions,
     ModelPath,
@@ -206,6 +207,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     want_traces: Traces = None
     rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
+    access_log_share: AccessLogShare = 1.0
     stages: StageSettings = StageSettings()
     """What the YAML file and the changes to it say."""
     traces: tuple[str, ...] = ()
@@ -247,6 +249,18 @@ def parse(argv: Sequence[str] | None = None, *, source: str | None = None) -> Wo
     )
 
 
+def check_stages(words: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for engine settings that a worker with these flags would refuse."""
+    given = check_flags(WorkerSettings, words)
+    file = given.extra_engine_args
+    if file is not None and file.is_dir():
+        if not given.model_path.is_dir():
+            # Of which family it is will be known once it has been downloaded.
+            return
+        file = _of_family(file, given.model_path, given.mode)
+    load_stages(file, given.override_engine_args)
+
+
 def _of_family(folder: Path, model_path: Path, mode: Mode) -> Path:
     """The folder's file for the checkpoint's family; raises ``CheckpointError`` where that has none."""
     own = folder / family_of(model_path).name / f"{mode.value}.yaml"
@@ -270,7 +284,7 @@ def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> St
         except OSError as error:
             raise ConfigError(f"{source}: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: not valid YAML: {error}") from error
+            raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
         values = mapping({} if parsed is None else parsed, source)
     if override:
         values = _merge(values, override)

@@ -111,16 +111,12 @@ class _Worker:
         return [use for use in self.accounts[at].uses if (use.device != "cpu") == on_card]
 
 
-def _room(settings: WorkerSettings) -> Room:
-    return Room(share=share_of(settings))
-
-
 def fit(
     host: Host,
     *,
     parsed: Callable[[Asked], WorkerSettings] = lambda asked: parse(asked.arguments, source=asked.source),
     opened: Callable[[WorkerSettings], Model],
-    room: Callable[[WorkerSettings], Room] = _room,
+    room: Callable[[WorkerSettings], Room] = lambda settings: Room(share=share_of(settings)),
 ) -> Fit:
     """Share the memory among the workers by what they need.
 

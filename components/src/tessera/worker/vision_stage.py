@@ -87,10 +87,7 @@ class VisionStage:
             events=metrics.events("vision", died=died, attributes=self._attributes),
         )
         self._admitted = Budget(lambda: self._batcher.limit)
-        metrics.watch_queue(
-            "vision", lambda: float(self._batcher.queued), limit=lambda: float(self._batcher.limit)
-        )
-        metrics.watch_in_flight("vision", lambda: float(self._admitted.used))
+        metrics.watch_batcher(self._batcher, lambda: self._admitted.used)
 
     @property
     def capacity(self) -> int:
@@ -265,12 +262,7 @@ class LocalVision:
             async with asyncio.timeout(deadline - time.monotonic()):
                 with self._stage.admit(image, request.client):
                     preprocessed = await self._stage.preprocess(image)
-                    out = torch.empty(
-                        image.rows,
-                        self._row_width,
-                        dtype=self._placement.torch_dtype,
-                        device=self._placement.device,
-                    )
+                    out = self._placement.rows(image.rows, self._row_width)
                     timings = await self._stage.encode(preprocessed, out, request)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error

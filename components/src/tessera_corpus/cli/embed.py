@@ -9,16 +9,16 @@ import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from enum import IntEnum
-from typing import Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import uvloop
 
-from tessera.defaults import MODEL
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError, TesseraError, TooManyFailures
-from tessera.flags import HelpFormatter, add_flags, flags_of, read_flags
+from tessera.flags import HelpFormatter, add_flags, flags_of, read_flags, take_variables
 from tessera.local.model_info import ModelInfo
-from tessera.local.plan import EnginePlan, plan_engines
+from tessera.local.plan import EnginePlan, model_of_environment, plan_engines
 from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
@@ -92,8 +92,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Setting(
             flag="--model",
-            help="a checkpoint directory, or ORG/NAME[@REVISION] of a hub; MODEL_PATH by default, or the "
-            "demonstration model; with --url a name that is served",
+            help="a checkpoint directory, or ORG/NAME[@REVISION] of a hub; TESSERA_MODEL_PATH by default, or "
+            "the demonstration model; with --url a name that is served",
         ),
     ] = ""
     revision: Revision = ""
@@ -123,19 +123,13 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     log: Annotated[QuietLog, Setting(group="log")] = QuietLog()
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        complain(f"{self.prog}: {message}; {self.prog} --help lists what there is")
-        raise SystemExit(Status.USAGE)
-
-
 def main(arguments: Sequence[str], prog: str = "tessera embed") -> int:
     """Ends the process: a thread that waits for standard input would keep it otherwise."""
     leave(_run(arguments, prog))
 
 
 def _run(arguments: Sequence[str], prog: str) -> int:
-    parser = _Parser(
+    parser = OneLineParser(
         prog=prog, description=_TEXT, epilog=_STATUSES, formatter_class=_Formatter, allow_abbrev=False
     )
     parser.add_argument(
@@ -145,6 +139,11 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         help="a folder, a glob, a picture, PDF, text, JSON lines, Parquet or Lance; - is standard input",
     )
     add_flags(parser, RunSettings)
+    try:
+        take_variables(parser, RunSettings)
+    except ConfigError as error:
+        complain(f"{prog}: {error.message}")
+        return Status.USAGE
     try:
         parsed, passed = parser.parse_known_args(arguments)
     except SystemExit as end:
@@ -354,7 +353,7 @@ class _Run:
         return await EngineEmbedder.start(plan, settings.vectors)
 
     def _model(self) -> str:
-        return self._settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
+        return self._settings.model or model_of_environment()
 
     def _plan(self, named: str) -> EnginePlan:
         settings = self._settings

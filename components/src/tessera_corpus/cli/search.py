@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import uvloop
 
-from tessera.defaults import MODEL
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError, InvalidInput, TesseraError
-from tessera.flags import HelpFormatter, add_flags, read_flags
+from tessera.flags import HelpFormatter, add_flags, read_flags, take_variables
 from tessera.local.content import ImageFile, Part
 from tessera.local.model_info import ModelInfo
-from tessera.local.plan import plan_engines
+from tessera.local.plan import model_of_environment, plan_engines
 from tessera.models.base import Role
 from tessera.process_exit import leave
 from tessera.settings import POSITIVE, Revision, Setting
@@ -29,7 +28,7 @@ from tessera_corpus.embedder import Embedder, InputType, VectorSettings
 from tessera_corpus.engines import EngineEmbedder
 from tessera_corpus.item import Embedded, Failure, Item
 from tessera_corpus.results.contents import Contents
-from tessera_corpus.results.entry import Query, entry_of
+from tessera_corpus.results.entry import Query, beginning_of, entry_of
 from tessera_corpus.results.page import write_page
 from tessera_corpus.results.rerank import reranked
 from tessera_corpus.results.sheet import write_sheet
@@ -41,7 +40,11 @@ from tessera_corpus.sources.settings import ReadSettings
 _TEXT: Final = """\
 Searches the vectors in DIR that tessera embed has written: all of them, or by the index of a Lance table.
 The query is embedded by the model that made them, by an engine of this command or, with --url, a service.
---html and --sheet show the results, which are read again from where they were embedded from."""
+Results are read again from where they were embedded from: each has the beginning of its text, or its
+file and page; --json is for programs, --html and --sheet show them."""
+
+_SNIPPET_CHARACTERS: Final = 100
+_INDENT: Final = 14
 
 _NOTES: Final = {
     "random": "{} has random weights: the order of the results means nothing",
@@ -63,6 +66,9 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     sheet: Annotated[
         Path | None, Setting(flag="--sheet", metavar="FILE", help="write a PNG picture of the results")
     ] = None
+    json: Annotated[
+        bool, Setting(flag="--json", help="print the results as one JSON object, for programs")
+    ] = False
     model: Annotated[
         str,
         Setting(flag="--model", help="as for tessera embed; with --url a name that is served"),
@@ -95,9 +101,7 @@ class _Found:
 
 def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
     """Prints the hits, the best first; the status is 1 after an error."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_TEXT, formatter_class=HelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(prog=prog, description=_TEXT, formatter_class=HelpFormatter, allow_abbrev=False)
     parser.add_argument("directory", type=Path, metavar="DIR", help="that tessera embed --out was given")
     parser.add_argument("text", nargs="?", default="", help="what to look for")
     parser.add_argument(
@@ -108,8 +112,9 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
         help="have the results put in order by a reranker of the service: the only one there, or MODEL",
     )
     add_flags(parser, SearchSettings)
-    parsed = parser.parse_args(arguments)
     try:
+        take_variables(parser, SearchSettings)
+        parsed = parser.parse_args(arguments)
         asked = _Asked(
             directory=parsed.directory,
             text=parsed.text,
@@ -117,11 +122,7 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
             settings=read_flags(SearchSettings, parsed),
         )
         _say(asked, uvloop.run(_search(asked)))
-        sys.stdout.flush()
         return 0
-    except BrokenPipeError:
-        # Whoever read the list, head perhaps, has seen enough.
-        leave(128 + signal.SIGPIPE)
     except TesseraError as error:
         complain(f"{prog}: {error.message}")
         return 1
@@ -147,18 +148,21 @@ async def _search(asked: _Asked) -> _Found:
     if not isinstance(made, Embedded):
         raise InvalidInput(f"the query cannot be embedded: {made.reason}")
     hits = table.search(made.rows, settings.top)
-    if asked.rerank is None and settings.html is None and settings.sheet is None:
-        return _Found(served=served, scores=_scores(table), hits=[(hit, None) for hit in hits])
+    # To draw a page again takes 0.1 s; its file and number say enough in a list.
+    drawn = asked.rerank is not None or settings.html is not None or settings.sheet is not None
     with Contents(settings.read) as contents:
-        there = [(hit, contents.read(hit.places[0])) for hit in hits]
+        there = [
+            (hit, contents.read(hit.places[0]) if drawn or hit.places[0].page is None else None)
+            for hit in hits
+        ]
     if asked.rerank is None:
         return _Found(served=served, scores=_scores(table), hits=there)
     service = Service(settings.service, os.environ.get(KEY_VARIABLE))
     try:
-        ranked = await reranked(service, asked.rerank, item, there)
+        ranked = await reranked(service, asked.rerank, item, _drawn(there))
     finally:
         await service.close()
-    for hit, found in there:
+    for hit, found in _drawn(there):
         if isinstance(found, Failure):
             complain(f"{hit.places[0].id}: left out: {found.reason}")
     return _Found(served=served, scores="reranked", hits=ranked)
@@ -173,18 +177,61 @@ def _say(asked: _Asked, found: _Found) -> None:
     note = _NOTES.get(found.served.checkpoint)
     if note is not None:
         complain(f"note: {note.format(found.served.name)}")
-    for place, (hit, _) in enumerate(found.hits, 1):
-        say(f"{place:4}. {hit.score:6.3f}  {_said(hit)}")
+    if settings.json:
+        print(json.dumps(_json(found), ensure_ascii=False, indent=2))
+    else:
+        for place, (hit, there) in enumerate(found.hits, 1):
+            say(f"{place:4}. {hit.score:6.3f}  {_said(hit)}{_snippet(hit, there)}")
     if settings.html is None and settings.sheet is None:
         return
     with closing(Thumbnails()) as thumbnails:
         query = _shown_query(asked, thumbnails)
-        entries = [entry_of(hit, there, thumbnails) for hit, there in found.hits if there is not None]
+        entries = [entry_of(hit, there, thumbnails) for hit, there in _drawn(found.hits)]
     said = f"{len(entries)} results of {found.served.name}, {found.scores}"
     for path, write in ((settings.html, write_page), (settings.sheet, write_sheet)):
         if path is not None:
             write(path, query, entries, said)
-            say(f"written: {path}")
+            (complain if settings.json else say)(f"written: {path}")
+
+
+_There = Item | Failure
+
+
+def _drawn(hits: Sequence[tuple[Hit, _There | None]]) -> list[tuple[Hit, _There]]:
+    """The hits whose contents were read again."""
+    return [(hit, there) for hit, there in hits if there is not None]
+
+
+def _snippet(hit: Hit, there: _There | None) -> str:
+    """A second line: where a hit is, unless its id says so, and the beginning of its text."""
+    first = hit.places[0]
+    text, note = beginning_of(hit, there, _SNIPPET_CHARACTERS)
+    # A page's id ends with its number.
+    named = first.source.endswith(first.id.partition("#page=")[0])
+    said = ["" if named else printable(first.source), text and f"“{text}”", note and f"({note})"]
+    line = "  ".join(filter(None, said))
+    return f"\n{' ' * _INDENT}{line}" if line else ""
+
+
+def _json(found: _Found) -> dict[str, Any]:
+    """The results for a program."""
+    results = []
+    for rank, (hit, there) in enumerate(found.hits, 1):
+        first = hit.places[0]
+        text, note = beginning_of(hit, there)
+        results.append(
+            {
+                "rank": rank,
+                "score": hit.score,
+                "id": first.id,
+                "source": first.source,
+                "page": first.page,
+                "same_as": [place.id for place in hit.places[1:]],
+                "text": text,
+                "note": note,
+            }
+        )
+    return {"model": found.served.name, "scores": found.scores.removeprefix("by "), "results": results}
 
 
 def _shown_query(asked: _Asked, thumbnails: Thumbnails) -> Query:
@@ -223,7 +270,7 @@ async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
     if settings.service.url:
         key = os.environ.get(KEY_VARIABLE)
         return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)
-    model = settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
+    model = settings.model or model_of_environment()
     plan = plan_engines(model, settings.revision, vectors.options, log=["--log-level", "warning"], most=1)
     return await EngineEmbedder.start(plan, vectors)
 

@@ -48,24 +48,32 @@ def entry_of(hit: Hit, found: Item | Failure, thumbnails: Thumbnails) -> Entry:
     """``found`` is what is at the hit's first place now."""
     first, *others = hit.places
     picture: Image.Image | None = None
-    text = note = ""
-    if isinstance(found, Failure):
-        note = found.reason
-    else:
+    unseen = ""
+    if isinstance(found, Item):
         files = [part for part in found.parts if isinstance(part, ImageFile)]
         if files:
             made = thumbnails.make(files[0].data, source=found.source)
-            picture, note = (None, made) if isinstance(made, str) else (made, "")
-        text = " ".join(" ".join(part for part in found.parts if isinstance(part, str)).split())
-        # The hash of a page is of how it was drawn, too.
-        if found.page is None and found.content_hash != hit.content_hash:
-            note = note or "changed since it was embedded"
+            picture, unseen = (None, made) if isinstance(made, str) else (made, "")
+    text, note = beginning_of(hit, found)
     return Entry(
         score=hit.score,
         name=printable(first.id),
         others=tuple(printable(place.id) for place in others),
         source=first,
         picture=picture,
-        text=printable(text[:_MAX_CHARACTERS] + ("…" if len(text) > _MAX_CHARACTERS else "")),
-        note=printable(note),
+        text=text,
+        note=printable(unseen) or note,
     )
+
+
+def beginning_of(hit: Hit, found: Item | Failure | None, most: int = _MAX_CHARACTERS) -> tuple[str, str]:
+    """The beginning of a hit's text, and what to know of it; neither where it was not read again."""
+    if found is None:
+        return "", ""
+    if isinstance(found, Failure):
+        return "", printable(found.reason)
+    text = " ".join(" ".join(part for part in found.parts if isinstance(part, str)).split())
+    # The hash of a page is of how it was drawn, too.
+    changed = found.page is None and found.content_hash != hit.content_hash
+    shown = printable(text[:most] + ("…" if len(text) > most else ""))
+    return shown, "changed since it was embedded" if changed else ""

@@ -134,7 +134,7 @@ class Lines:
             return []
         if value.get("method", "POST") != "POST" or value.get("url", _ROUTE) != _ROUTE:
             return self._failed(id, where, f"only POST {_ROUTE} is served here")
-        # Here alone: FastAPI comes with it, half a second of every run's start.
+        # Here alone: the routes come with it, which most runs have no use for.
         from tessera.frontend.api.openai import parse_embeddings
 
         try:

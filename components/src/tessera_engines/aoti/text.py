@@ -165,7 +165,7 @@ class AotiCudaText(CudaText):
     def _recorded(self) -> Graphs:
         program = self._packed.program
         device, dtype = self._placement.device, self._placement.torch_dtype
-        sizes = graph_sizes(self._graph_tokens)
+        sizes = graph_sizes(self._graph_cost)
 
         def compute(
             inputs: tuple[torch.Tensor, ...], positions: torch.Tensor, ends: torch.Tensor

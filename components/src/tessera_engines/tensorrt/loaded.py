@@ -12,7 +12,7 @@ import torch
 from tessera.dtypes import DTYPES
 from tessera.engine.placement import Placement, capability
 from tessera.engine.settings import EngineSettings
-from tessera.engine.streams import Streams
+from tessera.engine.streams import CudaStreams
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models.base import Model
 from tessera_engines.compiled.manifest import Binding, Manifest
@@ -225,7 +225,7 @@ def rows_dtype(manifest: Manifest) -> str:
 class Replays:
     """A context for each profile, and one for each recorded graph, since a graph binds its context."""
 
-    def __init__(self, loaded: LoadedEngine, streams: Streams) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: CudaStreams) -> None:
         self._loaded: LoadedEngine | None = loaded
         self._streams = streams
         self._plain: dict[int, Context] = {}

@@ -20,7 +20,7 @@ from tessera.engine.batch import (
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
-from tessera.engine.streams import CudaStreams, Streams, sendable
+from tessera.engine.streams import CudaStreams, sendable
 from tessera.errors import EngineFailed, EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model, sequential
@@ -34,7 +34,7 @@ from tessera_engines.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
 class TextRuns:
     """Owns the fixed inputs and outputs; runs of up to ``graph_tokens`` tokens are replayed from graphs."""
 
-    def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tokens: int) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: CudaStreams, device: str, *, graph_tokens: int) -> None:
         manifest = loaded.manifest
         self._layout = manifest.layout
         self._width, self._row_width = manifest.width, manifest.row_width

@@ -13,7 +13,7 @@ from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, uint8_pi
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
-from tessera.engine.streams import CudaStreams, Streams
+from tessera.engine.streams import CudaStreams
 from tessera.errors import EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model
@@ -29,7 +29,7 @@ class VisionRuns:
     ones write into ``out`` themselves, if it is one block of memory.
     """
 
-    def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tiles: int) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: CudaStreams, device: str, *, graph_tiles: int) -> None:
         self._profiles = loaded.manifest.profiles
         self._streams = streams
         self._replays = Replays(loaded, streams)

@@ -5,7 +5,6 @@ The command is ``tessera checkpoint``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.atomic_directory import atomic_directory
+from tessera.command import OneLineParser
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
 from tessera.siblings import siblings
@@ -50,7 +50,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint") -> None:
     """Exits with 1 and one line on standard error when it cannot write."""
-    parser = argparse.ArgumentParser(prog=prog, description="Write a checkpoint with random weights.")
+    parser = OneLineParser(prog=prog, description="Write a checkpoint with random weights.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
     known = families()
     parser.add_argument("--family", choices=tuple(known), default="llama_nemotron_vl", help="whose layout")

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.models.base import OutputKind
 from tessera.models.llama_nemotron_embed.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.spec import Sizes, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
@@ -54,6 +55,7 @@ class LlamaSpec:
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[OutputKind] = OutputKind.VECTOR
 
     hidden: int = 128
     layers: int = 2
@@ -88,37 +90,38 @@ class LlamaSpec:
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
-        for name, shape in read_config(Section.read(directory / CONFIG_FILE), Options()).shapes().items():
+        text = read_config(Section.read(directory / CONFIG_FILE), Options(), self.kind)
+        for name, shape in text.shapes().items():
             mean, deviation = distribution(name, shape)
-            yield RandomTensor(name=self.text_prefix + name, shape=shape, mean=mean, deviation=deviation)
+            stored = "score.weight" if name == "head.weight" else self.text_prefix + name
+            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
 
 
-TINY = LlamaSpec(hidden=512, heads=8, kv_heads=2, head_dim=64, intermediate=512)
+SMALL: Final[Mapping[str, Any]] = {
+    "hidden": 512,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "intermediate": 512,
+}
+PUBLISHED: Final[Mapping[str, Any]] = {
+    "hidden": 2048,
+    "layers": 16,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 64,
+    "intermediate": 8192,
+    "base_vocab": 128000,
+    "control_tokens": 256,
+}
 
-FULL = LlamaSpec(
-    hidden=2048,
-    layers=16,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-    intermediate=8192,
-    base_vocab=128000,
-    control_tokens=256,
-)
-
-
+TINY = LlamaSpec(**SMALL)
+FULL = LlamaSpec(**PUBLISHED)
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
 
 
 def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
     """What ``config.json`` says about the backbone."""
-    rope = dict(spec.rope) if spec.rope is not None else None
-    if spec.rope_key == "rope_parameters":
-        positions: dict[str, Any] = {
-            "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default", **(rope or {})}
-        }
-    else:
-        positions = {"rope_theta": spec.rope_theta, "rope_scaling": rope}
     return {
         "architectures": ["LlamaBidirectionalModel"],
         "model_type": "llama_bidirec",
@@ -136,7 +139,7 @@ def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         **({} if spec.pooling is None else {"pooling": spec.pooling}),
-        **positions,
+        **rope_json(spec.rope_key, spec.rope_theta, spec.rope),
     }
 
 

@@ -16,6 +16,7 @@ from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.llama import (
+    PUBLISHED,
     SENTENCE_TRANSFORMERS_FILE,
     LlamaSpec,
     backbone_json,
@@ -136,14 +137,7 @@ _PUBLISHED: Final[Mapping[str, Any]] = {
     "vision_layers": 27,
     "vision_heads": 16,
     "vision_intermediate": 4304,
-    "hidden": 2048,
-    "layers": 16,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 64,
-    "intermediate": 8192,
-    "base_vocab": 128000,
-    "control_tokens": 256,
+    **PUBLISHED,
 }
 FULL = CheckpointSpec(**_PUBLISHED)
 

@@ -21,7 +21,7 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.tower import CONFIG_FILE
-from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.spec import Sizes, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
@@ -95,13 +95,6 @@ class Qwen3Spec:
         return None
 
     def _decoder(self) -> dict[str, Any]:
-        rope = self._rope()
-        if self.rope_key == "rope_parameters":
-            positions: dict[str, Any] = {
-                "rope_parameters": {"rope_theta": self.theta, "rope_type": "default", **(rope or {})}
-            }
-        else:
-            positions = {"rope_theta": self.theta, "rope_scaling": rope}
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
@@ -116,7 +109,7 @@ class Qwen3Spec:
             "vocab_size": self.vocab_size,
             "bos_token_id": self.base_vocab,
             "eos_token_id": self.base_vocab + 2,
-            **positions,
+            **rope_json(self.rope_key, self.theta, self._rope()),
         }
 
     def _tokenizer(self, seed: int) -> dict[str, Any]:
@@ -245,42 +238,22 @@ FULL = Qwen3Spec(
     base_vocab=151643,
     vocab_size=151669,
 )
-VL_FULL = Qwen3VLSpec(
-    hidden=2048,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=6144,
-    base_vocab=151643,
-    vocab_size=151936,
-    sections=(24, 20, 20),
-    vision_hidden=1024,
-    vision_layers=24,
-    vision_heads=16,
-    vision_intermediate=4096,
-    positions=2304,
-    deepstack=(5, 11, 17),
-)
+_VL: Final[Mapping[str, Any]] = {
+    "kv_heads": 8,
+    "head_dim": 128,
+    "base_vocab": 151643,
+    "vocab_size": 151936,
+    "sections": (24, 20, 20),
+    "vision_hidden": 1024,
+    "vision_layers": 24,
+    "vision_heads": 16,
+    "vision_intermediate": 4096,
+    "positions": 2304,
+    "deepstack": (5, 11, 17),
+}
+VL_FULL = Qwen3VLSpec(hidden=2048, layers=28, heads=16, intermediate=6144, **_VL)
 COL_TINY = ColQwen3Spec()
-COL_FULL = ColQwen3Spec(
-    hidden=2560,
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=9728,
-    base_vocab=151643,
-    vocab_size=151936,
-    sections=(24, 20, 20),
-    vision_hidden=1024,
-    vision_layers=24,
-    vision_heads=16,
-    vision_intermediate=4096,
-    positions=2304,
-    deepstack=(5, 11, 17),
-    shards=2,
-)
+COL_FULL = ColQwen3Spec(hidden=2560, layers=36, heads=32, intermediate=9728, shards=2, **_VL)
 VL_8B = replace(
     VL_FULL,
     hidden=4096,

@@ -31,3 +31,10 @@ class Sizes:
 
     tiny: Spec
     full: Spec
+
+
+def rope_json(key: str, theta: float, rope: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What ``config.json`` says of RoPE: below ``rope_scaling``, or ``rope_parameters`` as newer tools do."""
+    if key == "rope_parameters":
+        return {key: {"rope_theta": theta, "rope_type": "default", **(rope or {})}}
+    return {"rope_theta": theta, "rope_scaling": None if rope is None else dict(rope)}

@@ -16,7 +16,7 @@ from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_r
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.engine.streams import CudaStreams, Streams, sendable
+from tessera.engine.streams import CudaStreams, sendable
 from tessera.errors import ConfigError
 from tessera.extras import install
 from tessera.launched import Launched
@@ -69,24 +69,34 @@ def _advise(missing: tuple[str, ...]) -> None:
         log.warning("a Hopper GPU is 7 to 12 %% faster with %s: %s", " and ".join(missing), install("cuda"))
 
 
-class CudaText:
-    """Owns the streams and graphs of a text module; ``graph_tokens`` 0 records no graphs."""
+class _CudaStage:
+    """The streams and graphs of a module; a ``graph_cost`` of 0 records no graphs."""
+
+    def __init__(self, placement: Placement, graph_cost: int) -> None:
+        self._placement = placement
+        advise(placement.device)
+        self._streams = CudaStreams(placement.device)
+        self._graph_cost = graph_cost
+        self._graphs: Graphs | None = None
+
+    def record(self) -> None:
+        if self._graph_cost:
+            with torch.inference_mode(), self._streams.computing():
+                self._graphs = self._recorded()
+
+    def _recorded(self) -> Graphs:
+        raise NotImplementedError
+
+
+class CudaText(_CudaStage):
+    """Launches a text module; ``graph_tokens`` is its graphs' cost."""
 
     def __init__(self, module: TextModule, model: Model, placement: Placement, *, graph_tokens: int) -> None:
+        super().__init__(placement, graph_tokens)
         self._module = module
         self._output: Output = model.output
         self._row_width = model.vision.row_width if model.vision else 0
         self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
-        self._placement = placement
-        advise(placement.device)
-        self._streams = CudaStreams(placement.device)
-        self._graph_tokens = graph_tokens
-        self._graphs: Graphs | None = None
-
-    def record(self) -> None:
-        if self._graph_tokens:
-            with torch.inference_mode(), self._streams.computing():
-                self._graphs = self._recorded()
 
     def launch(self, batch: TextBatch) -> Launched[Rows]:
         return self._launch(batch, self._module, self._graphs, self._output)
@@ -127,10 +137,10 @@ class CudaText:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""
         module, device = self._module, self._placement.device
         assert isinstance(module, SplitTextModule)
-        sizes = graph_sizes(self._graph_tokens)
+        sizes = graph_sizes(self._graph_cost)
         none = torch.zeros(0, dtype=torch.int32, device=device)
         token = torch.zeros(1, dtype=torch.int32, device=device)
-        rows = torch.empty(0, self._row_width, dtype=self._placement.torch_dtype, device=device)
+        rows = self._placement.rows(0, self._row_width)
         return Graphs(
             lambda embedded, positions, cu_seqlens: module.pooled(
                 embedded, positions, cu_seqlens, (positions.shape[1],)
@@ -154,9 +164,7 @@ class CudaText:
         """Send the vision rows; returns what the copies read, and ``[rows, row_width]`` on the device."""
         images = tuple(sendable(image, self._streams) for image in batch.vision)
         if not images:
-            return (), torch.empty(
-                0, self._row_width, dtype=self._placement.torch_dtype, device=self._placement.device
-            )
+            return (), self._placement.rows(0, self._row_width)
         if len(images) == 1 and images[0].is_cuda:
             return images, images[0]
         if all(image.is_cuda for image in images):
@@ -176,25 +184,19 @@ def sequence_room(tokens: int) -> int:
     return max(16, tokens // 32)
 
 
-class CudaVision:
-    """Owns the streams and graphs of a vision module; ``graph_units`` 0 records no graphs."""
+class CudaVision(_CudaStage):
+    """Launches a vision module; ``graph_units`` is its graphs' cost."""
 
     def __init__(
         self, module: VisionModule, model: Model, spec: VisionSpec, placement: Placement, *, graph_units: int
     ) -> None:
+        super().__init__(placement, graph_units)
         self._module = module
         self._spec = spec
         self._position_rows = len(model.unit_positions(spec.largest))
-        self._placement = placement
-        advise(placement.device)
-        self._streams = CudaStreams(placement.device)
-        self._graph_units = graph_units
-        self._graphs: Graphs | None = None
 
-    def record(self) -> None:
-        if not self._graph_units:
-            return
-        sizes, room = vision_sizes(self._spec, self._graph_units)
+    def _recorded(self) -> Graphs:
+        sizes, room = vision_sizes(self._spec, self._graph_cost)
         device = self._placement.device
 
         def compute(
@@ -204,15 +206,14 @@ class CudaVision:
             longest = min(positions.shape[1], self._spec.max_units)
             return self._module(pixels, positions, cu_units, (longest,))
 
-        with torch.inference_mode(), self._streams.computing():
-            self._graphs = Graphs(
-                compute,
-                (torch.zeros(sizes[-1], *self._spec.unit_shape, dtype=torch.uint8, device=device),),
-                torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
-                sizes=sizes,
-                room=room,
-                streams=self._streams,
-            )
+        return Graphs(
+            compute,
+            (torch.zeros(sizes[-1], *self._spec.unit_shape, dtype=torch.uint8, device=device),),
+            torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
+            sizes=sizes,
+            room=room,
+            streams=self._streams,
+        )
 
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
         """Images whose pixels are of one type."""
@@ -258,7 +259,7 @@ def vision_sizes(spec: VisionSpec, most: int) -> tuple[list[int], Callable[[int]
 
 
 def sent(
-    arrays: Sequence[npt.NDArray[np.int32]], streams: Streams, device: str
+    arrays: Sequence[npt.NDArray[np.int32]], streams: CudaStreams, device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Send index arrays in one copy; returns the pinned source and a tensor for each."""
     # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -10,6 +11,8 @@ from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.models.base import Feature, Model
+
+M = TypeVar("M")
 
 # Ada, the first generation whose tensor cores multiply FP8.
 _LEAST_CAPABILITY = (8, 9)
@@ -22,10 +25,13 @@ class Quantisable(Protocol):
     def quantise(self, *, keep: int) -> None: ...
 
 
-def require_quantisable(model: Model, settings: EngineSettings, placement: Placement) -> None:
-    """Raises ``ConfigError`` if the config asks for FP8 and family, device or dtype cannot."""
+def loaded(load: Callable[..., M], model: Model, settings: EngineSettings, placement: Placement) -> M:
+    """Return the module that ``load`` makes, quantised if the config says so.
+
+    Raises ``ConfigError`` before anything is loaded if it asks for FP8 and family, device or dtype cannot.
+    """
     if settings.quantization == "none":
-        return
+        return load(dtype=placement.dtype, device=placement.device)
     if Feature.FP8 not in model.features:
         raise ConfigError(f"quantization fp8: the modules of family {model.family} have no FP8 form")
     if not placement.is_cuda or torch.cuda.get_device_capability(placement.device) < _LEAST_CAPABILITY:
@@ -34,12 +40,8 @@ def require_quantisable(model: Model, settings: EngineSettings, placement: Place
         )
     if placement.dtype != "bfloat16":
         raise ConfigError(f"quantization fp8 needs dtype bfloat16, not {placement.dtype}")
-
-
-def quantise(module: object, settings: EngineSettings) -> None:
-    """Quantise a loaded module if the config says so."""
-    if settings.quantization == "none":
-        return
+    module = load(dtype=placement.dtype, device=placement.device)
     assert isinstance(module, Quantisable)
     with torch.inference_mode():
         module.quantise(keep=settings.unquantized_blocks)
+    return module

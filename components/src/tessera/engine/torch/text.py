@@ -12,16 +12,10 @@ from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaText, graph_cost
-from tessera.engine.torch.quantization import quantise, require_quantisable
+from tessera.engine.torch.quantization import loaded
 from tessera.errors import EngineFailed
 from tessera.launched import Launched
-from tessera.models.base import (
-    Model,
-    RowKind,
-    StatesModule,
-    TextModule,
-    stage_outputs,
-)
+from tessera.models.base import Model, RowKind, StatesModule, TextModule, stage_outputs
 from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
@@ -47,17 +41,12 @@ class TorchTextEngine:
         self._lanes: Lanes | None = None
         if not placement.is_cuda and self._divisible and (lanes := Lanes()).count > 1:
             self._lanes = lanes
-        self._no_rows = torch.empty(
-            *(0, model.vision.row_width if model.vision else 0), dtype=placement.torch_dtype
-        )
+        self._row_width = model.vision.row_width if model.vision else 0
         if placement.is_cuda:
             self._cuda = self._on_cuda(self._module, placement, graph_tokens)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> TextModule:
-        require_quantisable(model, settings, placement)
-        module = model.load_text(dtype=placement.dtype, device=placement.device)
-        quantise(module, settings)
-        return module
+        return loaded(model.load_text, model, settings, placement)
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         return CudaText(module, self._model, placement, graph_tokens=graph_tokens)
@@ -133,17 +122,15 @@ class TorchTextEngine:
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),
                 batch.lengths,
-                self._gather(batch) if batch.vision else self._no_rows,
+                self._gather(batch),
                 torch.from_numpy(batch.vision_index),
             )
             return computed.numpy()
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
-        dtype = self._placement.torch_dtype
         if len(batch.vision) == 1:
-            return batch.vision[0].to(dtype=dtype)
-        width = self._model.vision.row_width if self._model.vision else 0
-        rows = torch.empty(len(batch.vision_index), width, dtype=dtype)
+            return batch.vision[0].to(dtype=self._placement.torch_dtype)
+        rows = self._placement.rows(len(batch.vision_index), self._row_width)
         start = 0
         for image in batch.vision:
             rows[start : start + len(image)].copy_(image)

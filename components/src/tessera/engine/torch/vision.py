@@ -14,7 +14,7 @@ from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaVision, graph_cost
-from tessera.engine.torch.quantization import quantise, require_quantisable
+from tessera.engine.torch.quantization import loaded
 from tessera.launched import Launched
 from tessera.models.base import Model, VisionModule
 
@@ -50,10 +50,7 @@ class TorchVisionEngine:
             self._cuda = CudaVision(self._module, model, self._spec, placement, graph_units=self._graph_units)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
-        require_quantisable(model, settings, placement)
-        module = model.load_vision(dtype=placement.dtype, device=placement.device)
-        quantise(module, settings)
-        return module
+        return loaded(model.load_vision, model, settings, placement)
 
     @property
     def cost(self) -> Cost:
@@ -136,16 +133,9 @@ class TorchVisionEngine:
 
     def _run(self, units: int, *, each: int | None = None) -> Launched[object]:
         batch = blank(self._model, units, each=each)
-        out = [
-            torch.empty(
-                plan.rows,
-                self._spec.row_width,
-                dtype=self._placement.torch_dtype,
-                device=self._placement.device,
-            )
-            for plan in batch.plans
-        ]
-        return self.launch(batch, out)
+        return self.launch(
+            batch, [self._placement.rows(plan.rows, self._spec.row_width) for plan in batch.plans]
+        )
 
     def close(self) -> None:
         self._cuda = None

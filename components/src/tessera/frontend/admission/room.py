@@ -215,7 +215,7 @@ class Room:
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
         if not self._requests.admits("", 1):
-            return _too_many(self.requests)
+            return too_many(self._requests.limit)
         guess = self._guess(body_bytes)
         return None if self._tokens.admits(client, guess) else self._tokens.overloaded(client, guess)
 
@@ -303,7 +303,7 @@ class Admission:
     def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
         if len(self._rooms) != 1 and self._is_full():
-            return _too_many(self.requests)
+            return too_many(self._max_requests * len(self._rooms))
         first: Overloaded | None = None
         for room in self._rooms:
             if (refusal := room.refusal(client, body_bytes)) is None:
@@ -334,8 +334,9 @@ class Admission:
         self._group.words[self._group.base + REQUESTS] += requests
 
 
-def _too_many(requests: int) -> Overloaded:
-    return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
+def too_many(limit: int) -> Overloaded:
+    """Return the error of a request beyond the number that may be in flight."""
+    return Overloaded(f"the service is full (limit: {limit} requests in flight)", retry_after=1.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -39,10 +39,19 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Reads a field's value, which errors call by its path, and describes it."""
+    """Reads a field's value, which errors call by its path, and describes it.
+
+    ``write`` makes the JSON value of a default.
+    """
 
     read: Callable[[Json, str], Any]
     schema: Schema
+    write: Callable[[Any], Json] = lambda value: value
+
+
+def about(description: str, *examples: Json) -> msgspec.Meta:
+    """Describe a field, with values that it may have."""
+    return msgspec.Meta(description=description, examples=list(examples) or None)
 
 
 class Also:
@@ -68,7 +77,10 @@ def named(known: Mapping[str, object] | type[StrEnum], expects: str = "", **more
             raise expected(path, what, value)
         return values[value]
 
-    return Kind(read, {"type": "string", "enum": list(values)})
+    def write(default: object) -> Json:
+        return next(name for name, value in values.items() if value == default)
+
+    return Kind(read, {"type": "string", "enum": list(values)}, write)
 
 
 def whole(what: str, low: int, high: int = INT32) -> Kind:
@@ -84,14 +96,27 @@ def several(kind: Kind, most: int) -> Kind:
         items = non_empty_list(value, path, most=most)
         return tuple([kind.read(item, f"{path}[{index}]") for index, item in enumerate(items)])
 
-    return Kind(read, list_of(kind.schema))
+    return Kind(read, list_of(kind.schema), lambda default: [kind.write(value) for value in default])
 
 
 FLAG: Final = Kind(boolean, BOOLEAN)
 Flag = Annotated[bool, FLAG]
 String = Annotated[str, Kind(string, STRING)]
 Text = Annotated[str | None, Kind(filled_string, STRING)]
-Instruction = Annotated[Json, unread(INSTRUCTION)]
+Instruction = Annotated[
+    Json,
+    unread(INSTRUCTION),
+    msgspec.Meta(examples=["Given a web search query, retrieve passages that answer it"]),
+]
+ModelName = Annotated[
+    str | None,
+    Kind(filled_string, STRING),
+    about(
+        "The name of a model, as `GET /v1/models` lists it. It may be left out where one model alone answers "
+        "the route.",
+        "nvidia/llama-nemotron-embed-vl-1b-v2",
+    ),
+]
 Positive = Annotated[int | None, whole("a positive integer", 1)]
 
 
@@ -156,7 +181,17 @@ def _field(field: msgspec.structs.FieldInfo) -> _Field:
     # On the whole, where /docs shows it.
     notes = {name: schema.pop(name) for name in ("description",) if name in schema}
     for meta in (extra for extra in extras if isinstance(extra, msgspec.Meta)):
-        notes |= {"description": meta.description, "examples": meta.examples}
-    notes = {name: note for name, note in notes.items() if note is not None}
+        given = {"description": meta.description, "examples": meta.examples}
+        notes |= {name: note for name, note in given.items() if note is not None}
+    default = None if field.required or field.default is None else kind.write(field.default)
+    if default not in (None, []):
+        notes["default"] = default
+    notes.setdefault("examples", _examples(schema, default))
     taken = schema if field.required else nullable(schema)
     return _Field(field.name, (field.name, *others), kind, taken | notes)
+
+
+def _examples(schema: Schema, default: Json) -> list[Json]:
+    """Return a value of a few that is not the default; none where the values are not few."""
+    values = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
+    return [value for value in values if value != default][:1]

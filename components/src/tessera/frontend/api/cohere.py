@@ -7,15 +7,23 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Form, Instruction, Positive, Text, named, several, unread, whole
+from tessera.frontend.api.body import (
+    Form,
+    Instruction,
+    ModelName,
+    Positive,
+    about,
+    named,
+    several,
+    unread,
+    whole,
+)
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
-from tessera.frontend.api.endpoint import VECTORS, Translated
+from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     CONTENT,
     INSTRUCTION,
@@ -25,7 +33,6 @@ from tessera.frontend.api.schema import (
     WHOLE,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
@@ -59,19 +66,48 @@ _INPUT: Final = object_of(optional=("instruction",), content=CONTENT, instructio
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     """Declares the body of ``/v2/embed``."""
 
-    model: Text = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
+    model: ModelName = None
+    input_type: Annotated[
+        Role | None,
+        named(INPUT_TYPES),
+        about("What the vectors are for: a search has a prompt for its queries and one for its documents."),
+    ] = None
     instruction: Instruction = None
-    texts: Annotated[Json, unread(list_of(STRING))] = None
-    images: Annotated[Json, unread(list_of(STRING))] = None
-    inputs: Annotated[Json, unread(list_of(_INPUT))] = None
-    max_tokens: Positive = None
-    output_dimension: Positive = None
-    embedding_types: Annotated[tuple[str, ...], several(named({name: name for name in TYPES}), most=16)] = (
-        "float",
-    )
-    truncate: Annotated[Truncate, named(Truncate)] = Truncate.END
-    priority: Annotated[int, whole("0 to 999", 0, 999)] = 0
+    texts: Annotated[
+        Json,
+        unread(list_of(STRING)),
+        about("Texts to embed, a vector for each.", ["a yellow heart", "an orange triangle"]),
+    ] = None
+    images: Annotated[
+        Json,
+        unread(list_of(STRING)),
+        about("Images to embed, as data URLs or addresses.", ["data:image/png;base64,iVBORw0KGgo="]),
+    ] = None
+    inputs: Annotated[
+        Json,
+        unread(list_of(_INPUT)),
+        about(
+            "Inputs of texts and images together, a vector for each.",
+            [{"content": [{"type": "text", "text": "a yellow heart"}]}],
+        ),
+    ] = None
+    max_tokens: Annotated[
+        Positive, about("The most tokens of an input, beyond which it is cut as `truncate` says.", 512)
+    ] = None
+    output_dimension: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
+    embedding_types: Annotated[
+        tuple[str, ...],
+        several(named({name: name for name in TYPES}), most=16),
+        about("The types of vectors that are answered, each under its name.", ["float", "int8"]),
+    ] = ("float",)
+    truncate: Annotated[
+        Truncate, named(Truncate), about("The side that a text which is too long is cut at; NONE: an error.")
+    ] = Truncate.END
+    priority: Annotated[
+        int, whole("0 to 999", 0, 999), about("Requests with lower numbers are answered first.", 10)
+    ] = 0
 
 
 FORM: Final = Form(CohereEmbedRequest)
@@ -111,18 +147,15 @@ def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Inpu
         )
     (name,) = given
     values = non_empty_list(getattr(body, name), name, most=builder.limits.inputs)
-    paths = [f"{name}[{index}]" for index in range(len(values))]
+    entries = [(value, f"{name}[{index}]") for index, value in enumerate(values)]
     if name == "texts":
-        texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
-        return tuple(builder.build((text,), path) for text, path in zip(texts, paths, strict=True)), texts
+        texts = tuple(string(*entry) for entry in entries)
+        return tuple(
+            builder.build((text,), path) for text, (_, path) in zip(texts, entries, strict=True)
+        ), texts
     if name == "images":
-        images = [image_at(value, path) for value, path in zip(values, paths, strict=True)]
-        return tuple(builder.build((image,), image.param) for image in images), ()
-    read = (
-        read_message(value, path, builder, owner=path, bare=True)
-        for value, path in zip(values, paths, strict=True)
-    )
-    return tuple(read), ()
+        return tuple(builder.build((image_at(value, path),), path) for value, path in entries), ()
+    return tuple(read_message(value, path, builder, owner=path, bare=True) for value, path in entries), ()
 
 
 def _translate(value: Json, served: Served) -> Translated:
@@ -169,15 +202,18 @@ _ANSWER: Final = object_of(
 _ERROR: Final = object_of(message=TEXT)
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Cohere"])
-    described = operation(body=FORM.schema, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/v2/embed",
+            _translate,
+            name="embed",
+            summary="Embed texts, images or mixed inputs",
+            body=FORM.schema,
+            answer=_ANSWER,
+            error=_ERROR,
+        )
+    ]
 
-    @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Cohere", _routes, error=write_error)

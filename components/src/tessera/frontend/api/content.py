@@ -35,7 +35,7 @@ Message roles such as ``user`` say nothing about retrieval, so they fall through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -166,12 +166,6 @@ def check_modality(found: Input, modality: Modality) -> Input:
             param=found.param,
         )
     return found
-
-
-def message_role(value: Json, param: str) -> Role | None:
-    if not isinstance(value, str) or value not in MESSAGE_ROLES:
-        raise expected(param, f"one of {', '.join(MESSAGE_ROLES)}", value)
-    return MESSAGE_ROLES[value]
 
 
 _URL_KINDS = ("data:", "http://", "https://", "file://")
@@ -367,7 +361,10 @@ def read_message(
     reject_unknown(value, ("role", "content", "instruction"), param)
     stated = None
     if not bare or "role" in value:
-        stated = message_role(value.get("role"), f"{param}.role")
+        role = value.get("role")
+        if not isinstance(role, str) or role not in MESSAGE_ROLES:
+            raise expected(f"{param}.role", f"one of {', '.join(MESSAGE_ROLES)}", role)
+        stated = MESSAGE_ROLES[role]
     own = builder.read_instruction(value.get("instruction"), param)
     content, path = value.get("content"), f"{param}.content"
     parts: list[str | ImageSource]
@@ -434,8 +431,8 @@ def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | Imag
             parts.append(f"\n{text}" if texts else text)
             texts += 1
 
-    while (at := _next(value, prefixes, at)) >= 0:
-        end = _word_end(value, at)
+    while (at := _first(value, prefixes, at, -1)) >= 0:
+        end = _first(value, _SPACES, at, len(value))
         if _is_url(value, at, end):
             add(value[begin:at])
             parts.append(ImageSource(url=value[at:end], param=param))
@@ -447,14 +444,10 @@ def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | Imag
     return parts
 
 
-def _next(value: str, prefixes: tuple[str, ...], at: int) -> int:
-    found = [position for prefix in prefixes if (position := value.find(prefix, at)) >= 0]
-    return min(found, default=-1)
-
-
-def _word_end(value: str, at: int) -> int:
-    found = [position for space in _SPACES if (position := value.find(space, at)) >= 0]
-    return min(found, default=len(value))
+def _first(value: str, marks: Iterable[str], at: int, otherwise: int) -> int:
+    """Return where the first of the marks stands from ``at`` on; ``otherwise`` where none does."""
+    places = [place for mark in marks if (place := value.find(mark, at)) >= 0]
+    return min(places, default=otherwise)
 
 
 def _is_url(value: str, at: int, end: int) -> bool:

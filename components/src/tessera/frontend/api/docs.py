@@ -1,4 +1,4 @@
-"""``/docs``: the OpenAPI document as one page without a script, and nothing from another host."""
+"""``/openapi.json``, and ``/docs``: the same as one page without a script, and nothing from another host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import OUTPUTS
-from tessera.frontend.service import ClientApi, Service
 
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -22,6 +21,7 @@ h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}
 code{background:#f2f2f2;padding:.1em .3em;border-radius:.2em}
 table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #e5e5e5}
+td{overflow-wrap:anywhere;white-space:pre-line}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}code{background:#2a2a2a}
 td,th,h2{border-color:#3a3a3a}a{color:#8ab4f8}}
 """
@@ -36,15 +36,17 @@ _HEADERS: Final = {
 }
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+def routes(document: dict[str, Any]) -> list[ApiRoute]:
+    """Return the routes that show an OpenAPI document."""
 
-    @router.api_route("/docs", methods=["GET", "HEAD"])
-    async def docs(request: Request) -> Response:
-        document = request.app.openapi()
+    async def machines(request: Request) -> Response:
+        return JSONResponse(document)
+
+    async def people(request: Request) -> Response:
         return Response(render(document), media_type="text/html; charset=utf-8", headers=_HEADERS)
 
-    return router
+    methods = ("GET", "HEAD")
+    return [ApiRoute("/openapi.json", machines, methods=methods), ApiRoute("/docs", people, methods=methods)]
 
 
 def render(document: dict[str, Any]) -> str:
@@ -71,35 +73,48 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     if outputs := operation.get(OUTPUTS):
         yield f"<p>For models whose output is {escape(' or '.join(outputs))}.</p>"
     content = operation.get("requestBody", {}).get("content", {})
-    for schema in (media["schema"] for media in content.values()):
+    forms = [form for media in content.values() for form in _forms(media["schema"])]
+    for schema in forms:
+        if len(forms) > 1:
+            yield f"<h3>{escape(schema['title'])}</h3>"
         required = schema.get("required", ())
         rows = (
             (
                 f"{name}{' (required)' if name in required else ''}",
                 _type(found),
+                _json(found["default"]) if "default" in found else "",
+                "\n".join(map(_json, found.get("examples", ()))),
                 found.get("description", ""),
             )
             for name, found in schema.get("properties", {}).items()
         )
-        yield _table(("field", "type", ""), rows)
-    rows = ((status, answer["description"], "") for status, answer in operation["responses"].items())
-    yield _table(("status", "meaning", ""), rows)
+        yield _table(("field", "type", "default", "example", ""), rows)
+    meanings = ((status, answer["description"], "") for status, answer in operation["responses"].items())
+    yield _table(("status", "meaning", ""), meanings)
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The forms of a body, where clients have one each."""
+    return [schema] if "properties" in schema else list(schema["anyOf"])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _type(schema: dict[str, Any], depth: int = 0) -> str:
+    """A schema in a few words: what a list is of, and no alternatives of alternatives."""
     if "enum" in schema:
         return " | ".join(value if isinstance(value, str) else json.dumps(value) for value in schema["enum"])
     if "anyOf" in schema:
-        kinds = dict.fromkeys(_type(one) for one in schema["anyOf"])
+        kinds = dict.fromkeys(kind for one in schema["anyOf"] for kind in _type(one, depth).split(" | "))
         return " | ".join(kind for kind in kinds if kind != "null")
     kind = schema.get("type", "any")
     if isinstance(kind, list):
         return " | ".join(kind)
     if kind == "array":
-        return f"[{_type(schema.get('items', {}))}]"
-    if kind == "object" and schema.get("properties"):
-        return "{" + ", ".join(schema["properties"]) + "}"
+        of = _type(schema.get("items", {}), depth + 1)
+        return "list" if depth or " | " in of else f"list of {of}"
     return str(kind)
 
 
@@ -107,6 +122,3 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f"<table><tr>{names}</tr>{cells}</table>"
-
-
-API: Final = ClientApi(routes=_routes)

@@ -27,6 +27,8 @@ from tessera.errors import (
     UnsupportedRoute,
 )
 from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
+from tessera.frontend.api.routes import ApiRoute
+from tessera.frontend.api.schema import Schema, operation
 from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.request import (
@@ -214,22 +216,14 @@ class Translated:
         if nbytes > limit:
             ends = np.arange(1, len(request.inputs) + 1) if bounds is None else bounds[1:]
             written = np.maximum(4 * output.width * ends, row * ends + frame * np.arange(1, len(ends) + 1))
-            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int((written > limit).argmax()))
+            raise _too_large_answer(
+                nbytes,
+                limit,
+                f"the answer's {rows} rows of {width} values",
+                "send fewer inputs, or ask for base64 or fewer dimensions",
+                request.inputs[int((written > limit).argmax())].param,
+            )
         return nbytes
-
-    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
-        return _too_large_answer(
-            nbytes,
-            limit,
-            f"the answer's {rows} values",
-            "send fewer inputs, or ask for base64 or fewer dimensions",
-            self.request.inputs[first].param,
-        )
-
-    def is_large(self, result: Result, output: Output) -> bool:
-        """Return whether other requests would notice how long the answer takes to write."""
-        most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
-        return result.rows.values.nbytes >= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,10 +269,6 @@ class TranslatedScores:
             )
         return nbytes
 
-    def is_large(self, result: Scores, output: Output) -> bool:
-        """Return False: scores are one number for a document."""
-        return False
-
 
 def _too_large_answer(
     nbytes: int, limit: int, subject: str, remedy: str, param: str | None
@@ -304,7 +294,11 @@ class Task(Protocol[R]):
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> R: ...
 
-    def is_large(self, result: R, output: Output) -> bool: ...
+
+def _is_large(result: Result | Scores, output: Output) -> bool:
+    """Return whether other requests would notice how long vectors take to write; scores are few numbers."""
+    most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
+    return isinstance(result, Result) and result.rows.values.nbytes >= most
 
 
 class Endpoint:
@@ -317,6 +311,25 @@ class Endpoint:
         most = max(limits.request.inputs, limits.request.documents)
         self._brackets = max(BRACKETS, BRACKETS_AN_INPUT * most)
 
+    def route(
+        self,
+        path: str,
+        translate: Callable[[Json, Served], Task[R]],
+        *,
+        name: str,
+        summary: str,
+        kinds: frozenset[OutputKind] = VECTORS,
+        first: OutputKind | None = None,
+        **described: Schema,
+    ) -> ApiRoute:
+        """Return the route of what ``answer`` answers; it is ``described`` as in ``operation``."""
+
+        async def answered(http: Request) -> Response:
+            return await self.answer(http, translate, kinds=kinds, first=first)
+
+        described = operation(kinds=kinds, **described)
+        return ApiRoute(path, answered, name=name, summary=summary, described=described)
+
     async def answer(
         self,
         http: Request,
@@ -324,13 +337,12 @@ class Endpoint:
         *,
         kinds: frozenset[OutputKind] = VECTORS,
         first: OutputKind | None = None,
-        name: str | None = None,
     ) -> Response:
         """Answer in the form that ``translate`` gives; errors are raised, for the route's own shape.
 
-        ``name`` is the model's where the path has it; ``kinds`` and ``first`` are as in ``choose``.
+        A ``name`` in the path is the model's; ``kinds`` and ``first`` are as in ``choose``.
         """
-        exchange = exchange_of(http.scope)
+        exchange, name = exchange_of(http.scope), http.path_params.get("name")
         self.check_route(exchange, kinds)
         if name is not None:
             self.models.find(name)
@@ -353,24 +365,13 @@ class Endpoint:
 
     async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
         seconds = served.metrics.format_seconds
-        if task.is_large(result, served.served.output):
+        if _is_large(result, served.served.output):
             # The other requests of this process go on between the blocks of the rows.
             with seconds.time(), tracing.span("format"):
                 return await asyncio.to_thread(task.write, result)
         async with self._fairness:
             with seconds.time(), tracing.span("format"):
                 return task.write(result)
-
-    async def score(
-        self,
-        http: Request,
-        translate: Callable[[Json, Served], TranslatedScores],
-        *,
-        kinds: frozenset[OutputKind] = ALL_KINDS,
-        name: str | None = None,
-    ) -> Response:
-        """Answer a request for scores, as ``answer``."""
-        return await self.answer(http, translate, kinds=kinds, first=OutputKind.SCORE, name=name)
 
     def choose(
         self,

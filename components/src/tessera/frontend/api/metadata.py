@@ -11,12 +11,13 @@ from functools import cache
 from importlib.metadata import distribution
 from typing import Final
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
 from tessera.checkpoint.weights import weight_sizes
-from tessera.frontend.api.schema import TEXT, WHOLE, answers, object_of
+from tessera.frontend.api.routes import ApiRoute, get_route
+from tessera.frontend.api.schema import TEXT, WHOLE, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.models import Models
@@ -111,14 +112,10 @@ _MANIFEST: Final = object_of(
 _VERSION: Final = object_of(release=TEXT, api=TEXT)
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["NIM"])
+def _routes(service: Service) -> list[ApiRoute]:
     models = service.models
 
-    @router.get(
-        "/v1/metadata", openapi_extra=answers(_METADATA, 401), summary="What is served, as NIM says it"
-    )
-    async def metadata() -> Response:
+    async def metadata(request: Request) -> Response:
         return JSONResponse(
             {
                 "assetInfo": [],
@@ -129,22 +126,22 @@ def _routes(service: Service) -> APIRouter:
             }
         )
 
-    @router.get(
-        "/v1/version", openapi_extra=answers(_VERSION, 401), summary="The release, and that of the API"
-    )
-    async def version() -> Response:
+    async def version(request: Request) -> Response:
         """Both are Tessera's."""
         return JSONResponse({"release": __version__, "api": __version__})
 
-    @router.get("/v1/license", openapi_extra=answers(_LICENCE, 401), summary="The licence of the software")
-    async def licence() -> Response:
+    async def licence(request: Request) -> Response:
         return JSONResponse(_licence())
 
-    @router.get("/v1/manifest", openapi_extra=answers(_MANIFEST, 401), summary="The files of what is served")
-    async def manifest() -> Response:
+    async def manifest(request: Request) -> Response:
         return JSONResponse({"manifest_file": _manifest(models), "repository_override": ""})
 
-    return router
+    return [
+        get_route("/v1/metadata", metadata, _METADATA, 401, summary="What is served, as NIM says it"),
+        get_route("/v1/version", version, _VERSION, 401, summary="The release, and that of the API"),
+        get_route("/v1/license", licence, _LICENCE, 401, summary="The licence of the software"),
+        get_route("/v1/manifest", manifest, _MANIFEST, 401, summary="The files of what is served"),
+    ]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("NIM", _routes)

@@ -10,27 +10,32 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
-from tessera.frontend.api.body import Form, Positive, Text, named, unread
+from tessera.frontend.api.body import Form, ModelName, Positive, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of, operation
-from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranked, write_error
+from tessera.frontend.api.routes import ApiRoute
+from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of
+from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
+    ERROR,
+    QUERY_EXAMPLE,
+    SCORE,
+    document_builder,
+    ranking,
+    write_error,
+)
 from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
-from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import OutputKind, Role, Truncate
 
-_TRUNCATE: Final = {value.value: value for value in (Truncate.NONE, Truncate.END)}
 _SCORES: Final = frozenset((OutputKind.SCORE,))
+_TRUNCATE: Final = {value.value: value for value in (Truncate.NONE, Truncate.END)}
 _TEXT: Final = object_of(optional=("image",), text=STRING, image=STRING)
 _IMAGE: Final = object_of(optional=("text",), text=TEXT, image=STRING)
 
@@ -38,11 +43,21 @@ _IMAGE: Final = object_of(optional=("text",), text=TEXT, image=STRING)
 class RankingRequest(msgspec.Struct, kw_only=True):
     """Declares the body of both routes."""
 
-    model: Text = None
-    query: Annotated[Json, unread(object_of(text=STRING))]
-    passages: Annotated[Json, unread(list_of({"anyOf": [_TEXT, _IMAGE]}))]
-    truncate: Annotated[Truncate, named(_TRUNCATE)] = Truncate.NONE
-    top_k: Positive = None
+    model: ModelName = None
+    query: Annotated[
+        Json, unread(object_of(text=STRING)), about("What is looked for.", {"text": QUERY_EXAMPLE})
+    ]
+    passages: Annotated[
+        Json,
+        unread(list_of({"anyOf": [_TEXT, _IMAGE]})),
+        about("What is put in order.", [{"text": text} for text in DOCUMENTS_EXAMPLE]),
+    ]
+    truncate: Annotated[
+        Truncate,
+        named(_TRUNCATE),
+        about("Whether a passage that is too long is cut at its end, or an error."),
+    ] = Truncate.NONE
+    top_k: Annotated[Positive, about("The most results.", 3)] = None
 
 
 FORM: Final = Form(RankingRequest)
@@ -68,7 +83,7 @@ def parse_ranking(value: Json, served: Served) -> TranslatedScores:
 
 
 def write_ranking(scores: Scores, *, most: int | None) -> ResponseBody:
-    rankings = [{"index": index, "logit": logit} for index, logit in ranked(scores, logits=True, most=most)]
+    rankings = ranking(scores, "logit", logits=True, most=most)
     return ResponseBody.of_json({"rankings": rankings, "usage": usage_object(scores.usage)})
 
 
@@ -88,29 +103,27 @@ _ANSWER: Final = object_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["NIM"])
-    endpoint = service.endpoint
-    described = operation(body=FORM.schema, answer=_ANSWER, error=ERROR, kinds=_SCORES)
-
-    @router.post(
-        "/v1/ranking", openapi_extra=described, summary="Order passages by their relevance to a query"
-    )
-    async def rank(request: Request) -> Response:
-        return await endpoint.score(request, parse_ranking, kinds=_SCORES)
-
-    @router.post(
-        "/v1/retrieval/{name:path}/reranking",
-        openapi_extra=described,
-        responses={422: {}},
-        summary="The same by the path of NVIDIA's hosted models",
-    )
-    async def rerank(name: str, request: Request) -> Response:
-        # The middleware knows paths, and this is one of many.
-        exchange_of(request.scope).error_shape = write_error
-        return await endpoint.score(request, parse_ranking, kinds=_SCORES, name=name)
-
-    return router
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            path,
+            parse_ranking,
+            name=name,
+            summary=summary,
+            body=FORM.schema,
+            answer=_ANSWER,
+            error=ERROR,
+            kinds=_SCORES,
+        )
+        for path, name, summary in (
+            ("/v1/ranking", "rank", "Order passages by their relevance to a query"),
+            (
+                "/v1/retrieval/{name:path}/reranking",
+                "rerank",
+                "The same by the path of NVIDIA's hosted models",
+            ),
+        )
+    ]
 
 
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("NIM", _routes, error=write_error)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final, TypeVar
@@ -34,13 +34,24 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Also, Flag, Form, Instruction, Kind, Text, named, unread, whole
+from tessera.frontend.api.body import (
+    Also,
+    Flag,
+    Form,
+    Instruction,
+    Kind,
+    ModelName,
+    Text,
+    about,
+    named,
+    unread,
+    whole,
+)
 from tessera.frontend.api.content import (
     InputBuilder,
     check_modality,
@@ -67,6 +78,7 @@ from tessera.frontend.api.formats import (
     matrices,
     numbers,
 )
+from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
@@ -74,15 +86,12 @@ from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     ITEM,
     NUMBERS,
-    OPENAI_ERROR,
     TEXT,
     WHOLE,
     Schema,
     answer_of,
-    answers,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import (
     INT32,
@@ -182,7 +191,11 @@ def _most_tokens(value: Json, path: str) -> int:
 
 def _and_name(kind: Kind) -> Kind:
     """Read a value with the name that the client has for it, which errors that come later say."""
-    return Kind(lambda value, path: (kind.read(value, path), path), kind.schema)
+    return Kind(
+        lambda value, path: (kind.read(value, path), path),
+        kind.schema,
+        lambda default: None if default[0] is None else kind.write(default[0]),
+    )
 
 
 _TRUNCATE: Final = named(Truncate)
@@ -195,21 +208,45 @@ _ID: Final[Schema] = {"type": "string", "pattern": "^[!-~]{1,128}$"}
 # Infinity's clients send 0 for the whole.
 _WIDTH: Final = whole("a width, or 0 for the whole", 0)
 
-TruncateOption = Annotated[Truncate | None, Kind(_truncate, {"anyOf": [_TRUNCATE.schema, BOOLEAN]})]
-MostTokens = Annotated[int | None, Kind(_most_tokens, _LIMIT)]
-_RequestId = Annotated[str | None, Kind(_request_id, _ID)]
+TruncateOption = Annotated[
+    Truncate | None,
+    Kind(_truncate, {"anyOf": [_TRUNCATE.schema, BOOLEAN]}),
+    about(
+        "What becomes of a text that is too long: NONE is an error, START and END drop that side. true is "
+        "END, false is NONE.",
+        "END",
+    ),
+]
+MostTokens = Annotated[
+    int | None,
+    Kind(_most_tokens, _LIMIT),
+    about("The most tokens of an input, beyond which it is cut; -1 for the model's own limit.", 512),
+]
+_RequestId = Annotated[
+    str | None,
+    Kind(_request_id, _ID),
+    about("An id of the client's for the request, which the answer and the logs have.", "search-2041"),
+]
 
 
 class Options(msgspec.Struct, kw_only=True):
     """Declares what requests for vectors and requests for scores have in common."""
 
-    model: Text = None
+    model: ModelName = None
     instruction: Instruction = None
     truncate: TruncateOption = None
     truncate_prompt_tokens: MostTokens = None
-    truncation_side: Annotated[Truncate | None, named(_SIDES)] = None
-    user: Text = None
-    priority: Annotated[int, whole("a 64-bit integer", -(2**63), 2**63 - 1)] = 0
+    truncation_side: Annotated[
+        Truncate | None, named(_SIDES), about("The side that is dropped of a text that is too long.")
+    ] = None
+    user: Annotated[Text, about("The client's name for its user. It is accepted and not kept.", "u-17")] = (
+        None
+    )
+    priority: Annotated[
+        int,
+        whole("a 64-bit integer", -(2**63), 2**63 - 1),
+        about("Requests with lower numbers are answered first.", 10),
+    ] = 0
     request_id: _RequestId = None
 
     def truncation(self, unasked: Truncate = Truncate.NONE) -> tuple[Truncate, int | None]:
@@ -238,35 +275,65 @@ class EmbeddingsBody(Options, kw_only=True):
     input: Annotated[
         Json,
         unread({"anyOf": [ITEM, list_of(ITEM)]}),
-        Meta(description="What to embed; one vector per input."),
+        about(
+            "What to embed: a text, a list of texts, tokens, or parts with images; one vector per input.",
+            "a yellow heart",
+            [
+                "a yellow heart",
+                [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}],
+            ],
+        ),
     ] = None
     messages: Annotated[
         Json,
         unread({"anyOf": [CONVERSATION, list_of(CONVERSATION)]}),
-        Meta(description="One conversation, or a list of such; instead of input."),
+        about(
+            "One conversation, or a list of them, in place of `input`.",
+            [{"role": "user", "content": "a yellow heart"}],
+        ),
     ] = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
-    task: Annotated[Role | None, named(TASKS)] = None
-    modality: Annotated[Json, unread({"anyOf": [_MODALITY.schema, list_of(_MODALITY.schema)]})] = None
-    encoding_format: Annotated[EncodingFormat, named(EncodingFormat)] = EncodingFormat.FLOAT
-    endianness: Annotated[bool, named(_ENDIANNESS)] = False
+    input_type: Annotated[
+        Role | None,
+        named(INPUT_TYPES),
+        about("Whether the inputs are queries or passages to be found: models have a prompt for each."),
+    ] = None
+    task: Annotated[Role | None, named(TASKS), about("The same by Jina's names.")] = None
+    modality: Annotated[
+        Json,
+        unread({"anyOf": [_MODALITY.schema, list_of(_MODALITY.schema)]}),
+        about("What the inputs are to hold, for all or for each; others are refused.", "text"),
+    ] = None
+    encoding_format: Annotated[
+        EncodingFormat,
+        named(EncodingFormat),
+        about("How vectors are written: as JSON numbers, in base64, or as bytes behind or without JSON."),
+    ] = EncodingFormat.FLOAT
+    endianness: Annotated[
+        bool, named(_ENDIANNESS), about("The order of bytes in base64 and bytes; native is little.")
+    ] = False
     return_multivector: Annotated[
-        Flag, Meta(description="The vectors of each input's tokens, under `embeddings` as Jina has it.")
+        Flag, about("Whether each input has the vectors of its tokens, under `embeddings` as Jina has it.")
     ] = False
     embed_dtype: Annotated[
         tuple[EmbedDtype, str],
         _and_name(named(EmbedDtype, float=EmbedDtype.FLOAT32)),
         Also("embedding_type", "output_dtype"),
+        about("The type of a vector's values. int8 and uint8 are scaled; binary types hold a bit for each."),
     ] = (EmbedDtype.FLOAT32, "embed_dtype")
     dimensions: Annotated[
-        tuple[int | None, str], _and_name(_WIDTH), Also("output_dimension"), Meta(description="0 is null.")
+        tuple[int | None, str],
+        _and_name(_WIDTH),
+        Also("output_dimension"),
+        about("The number of values of a vector, one of those that the model offers; 0 for all.", 256),
     ] = (None, "dimensions")
-    normalize: Annotated[Flag, Also("use_activation", "normalized")] = True
+    normalize: Annotated[
+        Flag, Also("use_activation", "normalized"), about("Whether vectors have length 1.")
+    ] = True
     truncate: Annotated[TruncateOption, Also("truncation")] = None
     truncate_prompt_tokens: Annotated[
-        MostTokens, Meta(description="Most tokens of an input; -1 for the model's own limit.")
+        MostTokens, Meta(description="The most tokens of an input; -1 for the model's own limit.")
     ] = None
-    partial: Annotated[Flag, Meta(description="Answer the good inputs when others fail.")] = False
+    partial: Annotated[Flag, about("Whether good inputs are answered where others fail.")] = False
     request_id: Annotated[_RequestId, Also("rid")] = None
 
     def role(self) -> Role | None:
@@ -513,13 +580,6 @@ _MODEL: Final = object_of(
     **DESCRIBED,
 )
 _MODELS: Final = object_of(object={"const": "list"}, data=list_of(_MODEL))
-_OPERATION: Final = operation(
-    body=EMBEDDINGS.schema,
-    answer=_ANSWER,
-    error=OPENAI_ERROR,
-    kinds=VECTORS | TOKEN_VECTORS,
-    application__octet_stream={"type": "string", "format": "binary"},
-)
 
 
 def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
@@ -549,30 +609,42 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
         return _raw_body(values, bounds, request, head, result)
     key = "embeddings" if request.multivector else "embedding"
-    entries: Iterable[dict[str, Any]]
-    if bounds is not None:
-        entries = matrix_entries(values, bounds, request, key)
-    else:
-        encoded = request.encoding_format is EncodingFormat.BASE64
-        entries = [{key: row} for row in (base64_rows(values) if encoded else values)]
+    entries = row_entries(values, bounds, request, key)
     data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
-    for index, error in result.errors.items():
-        data[index].pop("shape", None)
-        data[index] |= {key: None, "error": error_object(error)}
+    put_errors(data, result, key)
     tail = {"usage": usage_object(result.usage)}
     content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
-def matrix_entries(
-    values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
-) -> Iterator[dict[str, Any]]:
-    """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
-    for matrix in matrices(values, bounds):
-        if request.encoding_format is EncodingFormat.BASE64:
-            yield {key: base64_text(matrix), "shape": list(matrix.shape)}
-        else:
-            yield {key: json_matrix(matrix)}
+def row_entries(
+    values: Values, bounds: npt.NDArray[np.int64] | None, request: EmbeddingsRequest, key: str
+) -> list[dict[str, Any]]:
+    """Write the row of each input under ``key``, or its matrix where there are ``bounds``.
+
+    As JSON or in base64, where the shape of a matrix stands beside it.
+    """
+    encoded = request.encoding_format is EncodingFormat.BASE64
+    if bounds is None:
+        return [{key: row} for row in (base64_rows(values) if encoded else values)]
+    if encoded:
+        return [{key: base64_text(part), "shape": list(part.shape)} for part in matrices(values, bounds)]
+    return [{key: json_matrix(part)} for part in matrices(values, bounds)]
+
+
+def put_errors(data: Sequence[dict[str, Any]], result: Result, key: str) -> None:
+    """Write the error of each failed input in place of its row."""
+    for index, error in result.errors.items():
+        data[index].pop("shape", None)
+        data[index] |= {key: None, "error": error_object(error)}
+
+
+def bytes_body(values: Values, metadata: dict[str, Any], result: Result) -> ResponseBody:
+    """Write values as they lie in memory; failed inputs stand in the metadata."""
+    if result.errors:
+        codes = {str(index): error_object(error)["code"] for index, error in result.errors.items()}
+        metadata = {**metadata, "errors": codes}
+    return ResponseBody.of_bytes(values, metadata)
 
 
 def _raw_body(
@@ -603,9 +675,7 @@ def _raw_body(
     }
     if bounds is not None:
         metadata["bounds"] = bounds.tolist()
-    if failures:
-        metadata["errors"] = {str(index): error_object(error)["code"] for index, error in failures.items()}
-    return ResponseBody.of_bytes(values, metadata)
+    return bytes_body(values, metadata, result)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -631,10 +701,8 @@ def _translate(body: Json, served: Served) -> Translated:
     )
 
 
-def _routes(service: Service) -> APIRouter:
-    endpoint, models = service.endpoint, service.models
-    router = APIRouter(tags=["OpenAI"])
-    started = int(time.time())
+def _routes(service: Service) -> list[ApiRoute]:
+    models, started = service.models, int(time.time())
 
     def card(name: str, served: ServedModel) -> JsonObject:
         return {
@@ -646,35 +714,34 @@ def _routes(service: Service) -> APIRouter:
             **described(service, served),
         }
 
-    async def create_embeddings(request: Request) -> Response:
-        return await endpoint.answer(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
+    async def list_models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [card(*entry) for entry in models.by_name.items()]})
 
-    async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})
-
-    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
-    for prefix in ("/v1", ""):
-        router.add_api_route(
-            f"{prefix}/embeddings",
-            create_embeddings,
-            methods=["POST"],
-            openapi_extra=_OPERATION,
-            summary="Embed text and images",
-        )
-        router.add_api_route(
-            f"{prefix}/models",
-            list_models,
-            methods=["GET"],
-            openapi_extra=answers(_MODELS, 401),
-            summary="The served models, by each of their names",
-        )
-
-    @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
-    async def get_model(name: str) -> Response:
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
         served = models.find(name)
         return JSONResponse(card(served.served.check(name), served))
 
-    return router
+    routes: list[ApiRoute] = []
+    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
+    for prefix in ("/v1", ""):
+        routes += (
+            service.endpoint.route(
+                f"{prefix}/embeddings",
+                _translate,
+                name="create_embeddings",
+                summary="Embed text and images",
+                body=EMBEDDINGS.schema,
+                answer=_ANSWER,
+                kinds=VECTORS | TOKEN_VECTORS,
+                application__octet_stream={"type": "string", "format": "binary"},
+            ),
+            get_route(
+                *(f"{prefix}/models", list_models, _MODELS, 401),
+                summary="The served models, by each of their names",
+            ),
+        )
+    return [*routes, get_route("/v1/models/{name:path}", get_model, _MODEL, 401, 404, summary="One model")]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("OpenAI", _routes)

@@ -18,30 +18,29 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
-from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, sigmoid
+from tessera.frontend.api.formats import ResponseBody, matrices, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS,
     MATRIX,
     SHAPE,
     USAGE,
+    bytes_body,
     finished,
-    matrix_entries,
     parse_embeddings,
+    put_errors,
+    row_entries,
     usage_object,
 )
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     NUMBERS,
-    OPENAI_ERROR,
     TEXT,
     WHOLE,
     Schema,
@@ -49,10 +48,8 @@ from tessera.frontend.api.schema import (
     list_of,
     nullable,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
-from tessera.frontend.http.errors import error_object
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.service import TASKS, ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
@@ -71,7 +68,11 @@ SCHEMA: Final[Schema] = {
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": list(TASKS.values())}),
+        "task": nullable({"type": "string", "enum": list(TASKS.values())})
+        | {
+            "description": "What the model does, as `GET /v1/models` says it; others are refused.",
+            "examples": ["embed"],
+        },
     },
 }
 
@@ -124,39 +125,25 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
     }
     usage = usage_object(result.usage)
     tokens = served.output.kind is OutputKind.TOKENS
-    entries: list[dict[str, Any]]
-    match request.encoding_format:
-        case EncodingFormat.BYTES_ONLY:
-            return ResponseBody.of_bytes(values)
-        case EncodingFormat.BYTES:
-            row = values.nbytes // max(1, len(values))
-            entries = [
-                {
-                    "index": index,
-                    "embed_dtype": request.dtype.value,
-                    "endianness": "big" if request.big_endian else "little",
-                    "start": row * int(result.rows.bounds[index]),
-                    "end": row * int(result.rows.bounds[index + 1]),
-                    "shape": list(part.shape if tokens else part.shape[1:]),
-                }
-                for index, part in enumerate(matrices(values, result.rows.bounds))
-            ]
-            metadata = {**head, "data": entries, "usage": usage}
-            if result.errors:
-                metadata["errors"] = {
-                    str(index): error_object(error)["code"] for index, error in result.errors.items()
-                }
-            return ResponseBody.of_bytes(values, metadata)
-        case EncodingFormat.BASE64 if not tokens:
-            entries = [{"data": row} for row in base64_rows(values)]
-        case _ if not tokens:
-            entries = [{"data": row} for row in values]
-        case _:
-            entries = list(matrix_entries(values, result.rows.bounds, request, "data"))
+    if request.encoding_format is EncodingFormat.BYTES_ONLY:
+        return ResponseBody.of_bytes(values)
+    if request.encoding_format is EncodingFormat.BYTES:
+        row = values.nbytes // max(1, len(values))
+        parts = [
+            {
+                "index": index,
+                "embed_dtype": request.dtype.value,
+                "endianness": "big" if request.big_endian else "little",
+                "start": row * int(result.rows.bounds[index]),
+                "end": row * int(result.rows.bounds[index + 1]),
+                "shape": list(part.shape if tokens else part.shape[1:]),
+            }
+            for index, part in enumerate(matrices(values, result.rows.bounds))
+        ]
+        return bytes_body(values, {**head, "data": parts, "usage": usage}, result)
+    entries = row_entries(values, result.rows.bounds if tokens else None, request, "data")
     data = [{"index": index, "object": "pooling", **entry} for index, entry in enumerate(entries)]
-    for index, error in result.errors.items():
-        data[index].pop("shape", None)
-        data[index] |= {"data": None, "error": error_object(error)}
+    put_errors(data, result, "data")
     return ResponseBody.of_json({**head, "object": "list", "data": data, "usage": usage})
 
 
@@ -183,21 +170,19 @@ _ANSWER: Final = answer_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["vLLM"])
-    described = operation(
-        body=SCHEMA,
-        answer=_ANSWER,
-        error=OPENAI_ERROR,
-        kinds=ALL_KINDS,
-        application__octet_stream={"type": "string", "format": "binary"},
-    )
-
-    @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
-    async def pooling(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate, kinds=ALL_KINDS)
-
-    return router
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/pooling",
+            _translate,
+            name="pooling",
+            summary="What comes out of the model",
+            body=SCHEMA,
+            answer=_ANSWER,
+            kinds=ALL_KINDS,
+            application__octet_stream={"type": "string", "format": "binary"},
+        )
+    ]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("vLLM", _routes)

@@ -21,20 +21,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api import tei, voyage
-from tessera.frontend.api.body import Flag, Form, Kind, several, unread, whole
+from tessera.frontend.api.body import Flag, Form, Kind, about, several, unread, whole
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, Schema, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
     ERROR,
+    QUERY_EXAMPLE,
     QUERY_SCHEMA,
     SCORE,
     SCORE_INERT,
@@ -42,17 +44,17 @@ from tessera.frontend.api.scores import (
     document_list,
     head,
     query_builder,
-    ranked,
+    ranking,
     read_documents,
     read_item,
     write_error,
 )
 from tessera.frontend.api.values import Json, json_object, string
-from tessera.frontend.exchange import exchange_of
+from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
-from tessera.models.base import Truncate
+from tessera.models.base import OutputKind, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     **SCORE_INERT,
@@ -70,17 +72,25 @@ _DOCUMENTS_A_UNIT: Final = 100
 class RerankRequest(ScoreOptions, kw_only=True):
     """Declares the body that Cohere, Jina, vLLM and Infinity share."""
 
-    query: Annotated[Json, unread(QUERY_SCHEMA)]
-    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    query: Annotated[
+        Json, unread(QUERY_SCHEMA), about("What is looked for: text, image or both.", QUERY_EXAMPLE)
+    ]
+    documents: Annotated[
+        Json,
+        unread(DOCUMENTS_SCHEMA),
+        about("What is put in order: texts, or objects with text, image or content.", DOCUMENTS_EXAMPLE),
+    ]
     # vLLM's 0 is all.
-    top_n: Annotated[int | None, whole("a number of documents", 0), Meta(description="0 is null.")] = None
+    top_n: Annotated[
+        int | None, whole("a number of documents", 0), about("The most results; 0 for all.", 3)
+    ] = None
     return_documents: Annotated[
         Flag, Meta(description="Whether each result has its document; false unless given.")
     ] = False
     rank_fields: Annotated[
         tuple[str, ...],
         several(Kind(string, STRING), most=64),
-        Meta(description="The keys of documents that are objects to rank by."),
+        about("The keys of documents that are objects to rank by.", ["title", "text"]),
     ] = ()
 
 
@@ -104,14 +114,8 @@ def write_rerank(
     path: str, model: str, documents: Sequence[Json], scores: Scores, *, logits: bool, most: int | None
 ) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them; a text as ``{"text"}``."""
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score}
-        for index, score in ranked(scores, logits=logits, most=most)
-    ]
-    if documents:
-        for result in results:
-            document = documents[result["index"]]
-            result["document"] = {"text": document} if isinstance(document, str) else document
+    returned = [{"text": entry} if isinstance(entry, str) else entry for entry in documents]
+    results = ranking(scores, "relevance_score", logits=logits, most=most, document=returned)
     usage = scores.usage
     body = {
         **head("rerank", "rerank", scores, model),
@@ -129,14 +133,14 @@ def write_rerank(
     return ResponseBody.of_json(body)
 
 
-def _translate(http: Request, value: Json, served: Served) -> TranslatedScores:
-    body, path = json_object(value), http.scope["path"]
+def _translate(exchange: Exchange, value: Json, served: Served) -> TranslatedScores:
+    body, path = json_object(value), exchange.path
     # Errors from here on have the shape that goes with the form.
     if path == BARE and "texts" in body:
-        exchange_of(http.scope).error_shape = tei.write_error
+        exchange.error_shape = tei.write_error
         return tei.parse_rerank(body, served)
     if path != V2 and not body.keys().isdisjoint(voyage.RERANK_ONLY):
-        exchange_of(http.scope).error_shape = voyage.write_error
+        exchange.error_shape = voyage.write_error
         return voyage.parse_rerank(body, served)
     return parse_rerank(body, served, path)
 
@@ -182,21 +186,13 @@ def _answer(path: str) -> Schema:
     )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Rerank"])
-
+def _routes(service: Service) -> list[ApiRoute]:
     async def rerank(request: Request) -> Response:
-        return await service.endpoint.score(request, partial(_translate, request))
+        translate = partial(_translate, exchange_of(request.scope))
+        return await service.endpoint.answer(request, translate, kinds=ALL_KINDS, first=OutputKind.SCORE)
 
-    for path in (V1, V2, BARE):
-        router.add_api_route(
-            path,
-            rerank,
-            methods=["POST"],
-            openapi_extra=_described(path),
-            summary="Order documents by their relevance to a query",
-        )
-    return router
+    summary = "Order documents by their relevance to a query"
+    return [ApiRoute(path, rerank, summary=summary, described=_described(path)) for path in (V1, V2, BARE)]
 
 
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Rerank", _routes, error=write_error)

@@ -119,7 +119,11 @@ ITEM: Final[Schema] = {
 def inert_schemas(inert: Mapping[str, tuple[object, ...]]) -> dict[str, Schema]:
     """Fields of other servers, with the values besides null that change nothing."""
     return {
-        name: {"enum": [*values, None], "description": "Accepted for compatibility; has no effect."}
+        name: {
+            "enum": [*values, None],
+            "description": "Accepted for compatibility; has no effect.",
+            "examples": [values[0] if values else None],
+        }
         for name, values in inert.items()
     }
 
@@ -179,13 +183,13 @@ def operation(
     *,
     body: Schema,
     answer: Schema,
-    error: Schema,
+    error: Schema = OPENAI_ERROR,
     kinds: frozenset[OutputKind] | None = None,
     **others: Schema,
 ) -> dict[str, Any]:
     """``openapi_extra`` for a POST route; ``others`` are further media types of the answer.
 
-    ``kinds`` are those that the route's ``Endpoint.answer`` or ``score`` is given.
+    ``kinds`` are those that the route's ``Endpoint.answer`` is given.
     """
     content = {"application/json": {"schema": answer}}
     content |= {
@@ -200,13 +204,3 @@ def operation(
     outputs = {} if kinds is None else {OUTPUTS: [kind.value for kind in OutputKind if kind in kinds]}
     taken = {"required": True, "content": {"application/json": {"schema": body}}}
     return {"requestBody": taken, "responses": responses} | outputs
-
-
-def answers(answer: Schema, *statuses: int) -> dict[str, Any]:
-    """``openapi_extra`` for a GET route that answers JSON, and with it or with an error at ``statuses``."""
-    content = {"application/json": {"schema": answer}}
-    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
-    for status in statuses:
-        body = content if status == 503 else {"application/json": {"schema": OPENAI_ERROR}}
-        responses[str(status)] = {"description": MEANINGS[status], "content": body}
-    return {"responses": responses}

@@ -9,18 +9,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Form, unread
+from tessera.frontend.api.body import Form, about, unread
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, answer_of, list_of, object_of, operation
+from tessera.frontend.api.routes import ApiRoute
+from tessera.frontend.api.schema import WHOLE, answer_of, list_of, object_of
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
+    QUERY_EXAMPLE,
     SCORE,
     SCORE_INERT,
     ScoreOptions,
@@ -35,7 +34,7 @@ from tessera.frontend.api.values import Json
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
-from tessera.models.base import Truncate
+from tessera.models.base import OutputKind, Truncate
 
 PAIRS: Final = (
     ("queries", "documents"),
@@ -44,19 +43,24 @@ PAIRS: Final = (
     ("data_1", "data_2"),
 )
 _SIDES: Final = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
-_Side = Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+_Asked = Annotated[
+    Json,
+    unread(DOCUMENTS_SCHEMA),
+    about("One side of the pairs: one for all of the other, or one for each.", QUERY_EXAMPLE),
+]
+_Other = Annotated[Json, unread(DOCUMENTS_SCHEMA), about("The other side of the pairs.", DOCUMENTS_EXAMPLE)]
 
 
 class ScoresRequest(ScoreOptions, kw_only=True):
     """Declares the body of both routes, which has one pair of sides."""
 
-    queries: _Side = None
-    documents: _Side = None
-    items: _Side = None
-    text_1: _Side = None
-    text_2: _Side = None
-    data_1: _Side = None
-    data_2: _Side = None
+    queries: _Asked = None
+    documents: _Other = None
+    items: _Other = None
+    text_1: _Asked = None
+    text_2: _Other = None
+    data_1: _Asked = None
+    data_2: _Other = None
 
 
 FORM: Final = Form(
@@ -119,18 +123,20 @@ _ANSWER: Final = answer_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["vLLM"])
-    described = operation(body=FORM.schema, answer=_ANSWER, error=OPENAI_ERROR, kinds=ALL_KINDS)
-
-    async def score(request: Request) -> Response:
-        return await service.endpoint.score(request, parse_score)
-
-    for path in ("/score", "/v1/score"):
-        router.add_api_route(
-            path, score, methods=["POST"], openapi_extra=described, summary="Score pairs of texts or images"
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            path,
+            parse_score,
+            name="score",
+            summary="Score pairs of texts or images",
+            body=FORM.schema,
+            answer=_ANSWER,
+            kinds=ALL_KINDS,
+            first=OutputKind.SCORE,
         )
-    return router
+        for path in ("/score", "/v1/score")
+    ]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("vLLM", _routes)

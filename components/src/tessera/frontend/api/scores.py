@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import FLAG, Instruction, whole
+from tessera.frontend.api.body import FLAG, Instruction, about, whole
 from tessera.frontend.api.content import InputBuilder, read_object, read_parts
 from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.openai import INERT, MostTokens, Options, TruncateOption
@@ -33,7 +33,7 @@ Floating = np.floating[Any]
 SCORE_INERT: Final = {
     name: INERT[name] for name in ("cache_salt", "chat_template_kwargs", "mm_processor_kwargs", "padding")
 }
-_Count = Annotated[int | None, whole("a number of tokens", 0), Meta(description="0 is null.")]
+_Count = whole("a number of tokens", 0)
 
 
 class ScoreOptions(Options, kw_only=True):
@@ -49,10 +49,22 @@ class ScoreOptions(Options, kw_only=True):
         MostTokens,
         Meta(description="Most tokens of a query with its document; -1 for the model's own limit."),
     ] = None
-    max_tokens_per_query: _Count = None
-    max_tokens_per_doc: _Count = None
-    use_activation: Annotated[bool | None, FLAG, Meta(description="false for a reranker's logits.")] = None
-    raw_scores: Annotated[bool | None, FLAG, Meta(description="true for a reranker's logits.")] = None
+    max_tokens_per_query: Annotated[
+        int | None, _Count, about("The most tokens of a query, beyond which it is cut; 0 is null.", 64)
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None, _Count, about("The most tokens of a document, beyond which it is cut; 0 is null.", 512)
+    ] = None
+    use_activation: Annotated[
+        bool | None,
+        FLAG,
+        about("Whether a reranker's scores are between 0 and 1; false for its logits.", False),
+    ] = None
+    raw_scores: Annotated[
+        bool | None,
+        FLAG,
+        about("Whether a reranker's scores are its logits; the opposite of use_activation."),
+    ] = None
 
     def request(
         self, queries: tuple[Input, ...], documents: tuple[Input, ...], *, unasked: Truncate
@@ -133,12 +145,21 @@ def _joined(value: JsonObject, param: str, builder: InputBuilder, fields: Sequen
     return "\n".join(builder.text(string(text, path), path) for text, path in given)
 
 
-def ranked(scores: Scores, *, logits: bool = False, most: int | None = None) -> list[tuple[int, Floating]]:
-    """The index and the score of the ``most`` best documents, the best first; equal ones keep their order."""
+def ranking(
+    scores: Scores, key: str, *, logits: bool = False, most: int | None = None, **returned: Sequence[Json]
+) -> list[JsonObject]:
+    """Write the ``most`` best documents, the best first; equal ones keep their order.
+
+    Each has its ``index``, its score under ``key``, and what of it is ``returned`` under that name.
+    """
     values = relevance(scores, logits=logits)
     # By what the model answered: a sigmoid makes far logits equal.
     order = np.argsort(-scores.values, kind="stable")[: most or None]
-    return [(int(index), values[index]) for index in order]
+    return [
+        {"index": index, key: values[index]}
+        | {name: given[index] for name, given in returned.items() if given}
+        for index in order.tolist()
+    ]
 
 
 def relevance(scores: Scores, *, logits: bool = False) -> npt.NDArray[Floating]:
@@ -177,5 +198,7 @@ DOCUMENT_SCHEMA: Final[Schema] = {
     ]
 }
 QUERY_SCHEMA: Final[Schema] = {"anyOf": [STRING, *FUSED["anyOf"], object_of(content=PARTS)]}
+QUERY_EXAMPLE: Final = "What is the capital of Japan?"
+DOCUMENTS_EXAMPLE: Final = ["Tokyo is the capital of Japan.", "Kyoto was it before."]
 DOCUMENTS_SCHEMA: Final[Schema] = {"anyOf": [list_of(DOCUMENT_SCHEMA), *DOCUMENT_SCHEMA["anyOf"]]}
 SCORE: Final[Schema] = {"type": "number"}

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import wire
 from tessera.checkpoint.origin import origin
 from tessera.errors import TesseraError
-from tessera.frontend.api.schema import DESCRIBED, MAYBE_TEXT, TEXT, WHOLE, Schema, answers, object_of
+from tessera.frontend.api.routes import ApiRoute, get_route
+from tessera.frontend.api.schema import DESCRIBED, MAYBE_TEXT, TEXT, WHOLE, Schema, object_of
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.served import ServedModel
@@ -157,8 +158,7 @@ def _shown(service: Service, model: ServedModel) -> Shown:
     return Shown(head=head, embed=model.workers.embed, encode=model.workers.encode)
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Health"])
+def _routes(service: Service) -> list[ApiRoute]:
     models = service.models
     board = StatusBoard(
         lambda: [_shown(service, model) for model in models],
@@ -167,10 +167,7 @@ def _routes(service: Service) -> APIRouter:
         lambda: service.admission.requests,
     )
 
-    @router.get(
-        "/status", openapi_extra=answers(_STATUS, 401), summary="Workers, their queues and their caches"
-    )
-    async def status() -> Response:
+    async def status(request: Request) -> Response:
         """For people and pages; ``/health`` is for balancers, ``/metrics`` for monitoring.
 
         ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera, else null. What is queued
@@ -179,7 +176,7 @@ def _routes(service: Service) -> APIRouter:
         """
         return JSONResponse(await board.read(), headers={"cache-control": "no-store"})
 
-    return router
+    return [get_route("/status", status, _STATUS, 401, summary="Workers, their queues and their caches")]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("Health", _routes)

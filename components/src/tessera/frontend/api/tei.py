@@ -12,18 +12,28 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
-from tessera.frontend.api.body import Flag, Form, Instruction, Positive, String, Text, named, unread
+from tessera.frontend.api.body import (
+    Flag,
+    Form,
+    Instruction,
+    ModelName,
+    Positive,
+    String,
+    about,
+    named,
+    unread,
+)
 from tessera.frontend.api.content import InputBuilder, read_tokens
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
+from tessera.frontend.api.endpoint import ALL_KINDS, TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
+from tessera.frontend.api.formats import ResponseBody, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
+from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
     MAYBE_TEXT,
@@ -33,12 +43,18 @@ from tessera.frontend.api.schema import (
     TOKENS,
     WHOLE,
     Schema,
-    answers,
     list_of,
     object_of,
     operation,
 )
-from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranked
+from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
+    QUERY_EXAMPLE,
+    SCORE,
+    document_builder,
+    query_builder,
+    ranking,
+)
 from tessera.frontend.api.values import Json, JsonObject, expected, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
@@ -59,10 +75,15 @@ DIRECTIONS: Final = {
 _TEXT_OR_TOKENS: Final[Schema] = {"anyOf": [STRING, TOKENS]}
 
 
+_PROMPT: Final = "Whether the inputs are queries or passages to be found, by the names of prompts."
+
+
 class _Truncation(msgspec.Struct, kw_only=True):
-    truncate: Flag = False
-    truncation_direction: Annotated[Truncate, named(DIRECTIONS, "Left or Right")] = Truncate.END
-    model: Text = None
+    truncate: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = False
+    truncation_direction: Annotated[
+        Truncate, named(DIRECTIONS, "Left or Right"), about("The side that is cut.")
+    ] = Truncate.END
+    model: ModelName = None
     instruction: Instruction = None
 
     def truncation(self) -> Truncate:
@@ -72,15 +93,21 @@ class _Truncation(msgspec.Struct, kw_only=True):
 class TeiEmbedAllRequest(_Truncation, kw_only=True):
     """Declares the body of ``/embed_all``: a row for each token has the model's own width."""
 
-    inputs: Annotated[Json, unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]})]
-    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
-    normalize: Flag = True
+    inputs: Annotated[
+        Json,
+        unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]}),
+        about("A text or its tokens, or a list of such.", "a yellow heart", ["a yellow heart", "a triangle"]),
+    ]
+    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
+    normalize: Annotated[Flag, about("Whether vectors have length 1.")] = True
 
 
 class TeiEmbedRequest(TeiEmbedAllRequest, kw_only=True):
     """Declares the body of ``/embed``."""
 
-    dimensions: Positive = None
+    dimensions: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
 
 
 class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
@@ -89,22 +116,26 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     inputs: Annotated[
         Json,
         unread({"anyOf": [STRING, list_of(STRING)]}),
-        Meta(description="TEI's form, alone or with prompt_name."),
+        about("Texts in TEI's form, alone or with prompt_name.", "a yellow heart"),
     ]
-    model: Annotated[Json, unread(STRING)] = None
-    add_special_tokens: Flag = True
-    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
+    model: Annotated[
+        Json, unread(STRING), about("The name of a model.", "nvidia/llama-nemotron-embed-vl-1b-v2")
+    ] = None
+    add_special_tokens: Annotated[
+        Flag, about("Whether the tokens of the model's own prompt are among them.")
+    ] = True
+    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
     instruction: Instruction = None
 
 
 class TeiRerankRequest(_Truncation, kw_only=True):
     """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
 
-    query: String
-    texts: Annotated[Json, unread(list_of(STRING)), Meta(description="The documents, in TEI's form.")]
-    raw_scores: Flag = False
+    query: Annotated[String, about("What is looked for.", QUERY_EXAMPLE)]
+    texts: Annotated[Json, unread(list_of(STRING)), about("The documents, in TEI's form.", DOCUMENTS_EXAMPLE)]
+    raw_scores: Annotated[Flag, about("Whether scores are the model's logits.")] = False
     return_text: Annotated[Flag, Meta(description="Whether texts come back, in TEI's form.")] = False
-    top_n: Positive = None
+    top_n: Annotated[Positive, about("The most results.", 3)] = None
 
 
 EMBED: Final = Form(TeiEmbedRequest)
@@ -186,16 +217,10 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
     ]
 
 
-def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors = result.rows.values
-    width = request.dimensions or vectors.shape[1]
-    rows = finish(vectors, width=width, normalize=request.normalize)
-    return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
-
-
-def write_all(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+def write_tei(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     values = finished(result.rows.values, request, served.output)
-    rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)]
+    tokens = served.output.kind is OutputKind.TOKENS
+    rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)] if tokens else values
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
@@ -207,14 +232,11 @@ def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     raise expected(param, "text or token ids", value)
 
 
-def _translate(body: Json, served: Served) -> Translated:
-    request = parse_tei(EMBED.read(body), served.limits)
-    return Translated(request=request, write=partial(write_tei, request))
-
-
-def _translate_all(body: Json, served: Served) -> Translated:
-    request = parse_tei(EMBED_ALL.read(body), served.limits)
-    return Translated(request=request, write=partial(write_all, request, served))
+def _translate(
+    form: Form[TeiEmbedRequest] | Form[TeiEmbedAllRequest], body: Json, served: Served
+) -> Translated:
+    request = parse_tei(form.read(body), served.limits)
+    return Translated(request=request, write=partial(write_tei, request, served))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
@@ -252,10 +274,7 @@ def _texts(given: Json, limits: RequestLimits) -> list[str]:
 
 def write_rerank(texts: Sequence[str], scores: Scores, *, logits: bool, most: int | None) -> ResponseBody:
     """``texts`` are those that come back."""
-    ranks = [
-        {"index": index, "score": score} | ({"text": texts[index]} if texts else {})
-        for index, score in ranked(scores, logits=logits, most=most)
-    ]
+    ranks = ranking(scores, "score", logits=logits, most=most, text=texts)
     return ResponseBody.of_json(ranks, {"x-compute-tokens": str(scores.usage.text_tokens)})
 
 
@@ -284,46 +303,48 @@ ERROR: Final = object_of(error=TEXT, error_type=TEXT)
 RERANK_ANSWER: Final = list_of(object_of(optional=("text",), index=WHOLE, score=SCORE, text=TEXT))
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Text-Embeddings-Inference"])
-    described = operation(body=EMBED.schema, answer=list_of(NUMBERS), error=ERROR, kinds=VECTORS)
-
-    @router.post("/embed", openapi_extra=described, summary="Embed text")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
-
-    described_all = operation(body=EMBED_ALL.schema, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
-
-    @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
-    async def embed_all(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate_all, kinds=TOKEN_VECTORS)
-
-    async def rank(request: Request) -> Response:
-        return await service.endpoint.score(request, parse_rerank)
+def _routes(service: Service) -> list[ApiRoute]:
+    endpoint = service.endpoint
 
     async def own(request: Request) -> Response:
-        return await (rank if await _asks_for_scores(service, request) else embed)(request)
+        if await _asks_for_scores(service, request):
+            return await endpoint.answer(request, parse_rerank, kinds=ALL_KINDS, first=OutputKind.SCORE)
+        return await endpoint.answer(request, partial(_translate, EMBED))
 
-    for path in OWN:
-        router.add_api_route(
-            path,
-            own,
-            methods=["POST"],
-            openapi_extra=operation(
-                body={"anyOf": [EMBED.schema, RERANK.schema]},
-                answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
-                error=ERROR,
-                kinds=VECTORS | {OutputKind.SCORE},
-            ),
-            summary="What the served model does: embed text, or order texts by their relevance",
-        )
-
-    @router.get("/info", openapi_extra=answers(_INFO, 401), summary="What is served, as TEI says it")
-    async def info() -> Response:
+    async def info(request: Request) -> Response:
         """Null for what is not known here."""
         return JSONResponse(_info(service))
 
-    return router
+    described = operation(
+        body={"anyOf": [EMBED.schema, RERANK.schema]},
+        answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
+        error=ERROR,
+        kinds=VECTORS | {OutputKind.SCORE},
+    )
+    summary = "What the served model does: embed text, or order texts by their relevance"
+    return [
+        endpoint.route(
+            "/embed",
+            partial(_translate, EMBED),
+            name="embed",
+            summary="Embed text",
+            body=EMBED.schema,
+            answer=list_of(NUMBERS),
+            error=ERROR,
+        ),
+        endpoint.route(
+            "/embed_all",
+            partial(_translate, EMBED_ALL),
+            name="embed_all",
+            summary="Vectors of each token of a text",
+            body=EMBED_ALL.schema,
+            answer=list_of(MATRIX),
+            error=ERROR,
+            kinds=TOKEN_VECTORS,
+        ),
+        *(ApiRoute(path, own, summary=summary, described=described) for path in OWN),
+        get_route("/info", info, _INFO, 401, summary="What is served, as TEI says it"),
+    ]
 
 
 _LABEL: Final = "LABEL_0"
@@ -392,4 +413,4 @@ _INFO: Final = object_of(
 )
 
 
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Text-Embeddings-Inference", _routes, error=write_error)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
-from tessera.frontend.api.body import Flag, Form, Kind, unread
+from tessera.frontend.api.body import Flag, Form, Kind, about, unread
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import OPENAI_ERROR, STRING, TEXT, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
@@ -24,8 +24,12 @@ from tessera.frontend.service import ClientApi, Service
 class TokenizeRequest(EmbeddingsBody, kw_only=True):
     """Declares a body of ``/tokenize`` that is not in TEI's form; ``inputs`` is for the error alone."""
 
-    prompt: Annotated[str | None, Kind(string, STRING)] = None
-    return_token_strs: Flag = False
+    prompt: Annotated[
+        str | None,
+        Kind(string, STRING),
+        about("A text, in place of `input` and `messages`.", "a yellow heart"),
+    ] = None
+    return_token_strs: Annotated[Flag, about("Whether tokens come as texts, too.")] = False
     inputs: Annotated[Json, unread({})] = None
 
 
@@ -72,16 +76,11 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     if spelled:
         for row in rows:
             row["token_strs"] = [model.model.token_text(token) for token in row["tokens"]]
-    head = {"max_model_len": pipeline.max_tokens}
-    if len(rows) == 1:
-        return JSONResponse(head | rows[0])
-    return JSONResponse(
-        head
-        | {
-            "count": sum(len(row["tokens"]) for row in rows),
-            "data": [{"index": index, **row} for index, row in enumerate(rows)],
-        }
-    )
+    answer = rows[0]
+    if len(rows) > 1:
+        data = [{"index": index, **row} for index, row in enumerate(rows)]
+        answer = {"count": sum(map(len, tokens)), "data": data}
+    return JSONResponse({"max_model_len": pipeline.max_tokens, **answer})
 
 
 _TOKENS: Final = list_of(WHOLE)
@@ -107,16 +106,13 @@ _ANSWER: Final = {"anyOf": [_PLAIN, list_of({"type": "array", "items": _PIECE})]
 _ERROR: Final = {"anyOf": [OPENAI_ERROR, tei.ERROR]}
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Tessera"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
-
-    @router.post("/tokenize", openapi_extra=described, summary="Count tokens without embedding")
+def _routes(service: Service) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
         """One input's ``tokens``, or ``data`` with those of each of several."""
         return await _tokenize(service.endpoint, request)
 
-    return router
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+    return [ApiRoute("/tokenize", tokenize, summary="Count tokens without embedding", described=described)]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("Tessera", _routes)

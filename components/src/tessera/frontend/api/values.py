@@ -93,10 +93,8 @@ def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> N
     key = next(key for key in value if key not in allowed)
     path = join(param, clip(key))
     close = get_close_matches(clip(key), allowed, n=1)
-    meant = f"did you mean {close[0]}? The" if close else "the"
-    raise InvalidInput(
-        f"{path}: unknown key; {meant} known keys are {', '.join(sorted(allowed))}", param=path
-    )
+    meant = f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(sorted(allowed))}"
+    raise InvalidInput(f"{path}: unknown key; {meant}", param=path)
 
 
 def join(param: str, key: str) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 
-from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
+from tessera.frontend.api.body import Also, Flag, Form, Instruction, ModelName, Positive, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
-from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
+from tessera.frontend.api.endpoint import Translated, TranslatedScores
+from tessera.frontend.api.formats import ResponseBody, base64_rows
+from tessera.frontend.api.openai import finished
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     INSTRUCTION,
     NUMBERS,
@@ -24,15 +23,16 @@ from tessera.frontend.api.schema import (
     WHOLE,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
+    QUERY_EXAMPLE,
     QUERY_SCHEMA,
     SCORE,
     document_list,
     query_builder,
-    ranked,
+    ranking,
     read_documents,
     read_item,
 )
@@ -64,26 +64,41 @@ class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
     The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``.
     """
 
-    inputs: Annotated[Json, unread(list_of(_INPUT))]
+    inputs: Annotated[
+        Json,
+        unread(list_of(_INPUT)),
+        about(
+            "Inputs of texts and images together, a vector for each.",
+            [{"content": [{"type": "text", "text": "a yellow heart"}]}],
+        ),
+    ]
     instruction: Instruction = None
-    model: Text = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
-    truncation: Flag = True
-    output_encoding: Annotated[EncodingFormat, _BASE64, Also("encoding_format")] = EncodingFormat.FLOAT
-    output_dimension: Positive = None
-    output_dtype: Annotated[EmbedDtype, named(DTYPES)] = EmbedDtype.FLOAT32
+    model: ModelName = None
+    input_type: Annotated[
+        Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
+    ] = None
+    truncation: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = True
+    output_encoding: Annotated[
+        EncodingFormat, _BASE64, Also("encoding_format"), about("How vectors are written; null: as numbers.")
+    ] = EncodingFormat.FLOAT
+    output_dimension: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
+    output_dtype: Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")] = (
+        EmbedDtype.FLOAT32
+    )
 
 
 class VoyageRerankRequest(msgspec.Struct, kw_only=True):
     """Declares Voyage's body of ``/v1/rerank``."""
 
-    query: Annotated[Json, unread(QUERY_SCHEMA)]
-    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    query: Annotated[Json, unread(QUERY_SCHEMA), about("What is looked for.", QUERY_EXAMPLE)]
+    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA), about("What is put in order.", DOCUMENTS_EXAMPLE)]
     instruction: Instruction = None
-    model: Text = None
-    top_k: Annotated[Positive, Meta(description="The most results, in Voyage's form.")] = None
+    model: ModelName = None
+    top_k: Annotated[Positive, about("The most results, in Voyage's form.", 3)] = None
     truncation: Annotated[Flag, Meta(description="Whether long documents are cut, in Voyage's form.")] = True
-    return_documents: Flag = False
+    return_documents: Annotated[Flag, about("Whether each result has its document.")] = False
 
 
 EMBED: Final = Form(VoyageMultimodalRequest)
@@ -106,22 +121,16 @@ def _translate(value: Json, served: Served) -> Translated:
         dimensions_param="output_dimension",
         truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
-    return Translated(request=request, write=partial(write_voyage, request, served.model))
+    return Translated(request=request, write=partial(write_voyage, request, served))
 
 
-def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
-    vectors, usage = result.rows.values, result.usage
-    width = request.dimensions or vectors.shape[1]
-    values = convert(finish(vectors, width=width, normalize=True), request.dtype)
-    rows: list[Any] = (
-        base64_rows(values)
-        if request.encoding_format is EncodingFormat.BASE64
-        else list(numbers(values, request.dtype))
-    )
+def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    values, usage = finished(result.rows.values, request, served.output), result.usage
+    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
     body = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": model,
+        "model": served.model,
         "usage": {
             "text_tokens": usage.text_tokens,
             "image_pixels": result.image_pixels,
@@ -149,12 +158,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them."""
-    data: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score} for index, score in ranked(scores, most=most)
-    ]
-    if documents:
-        for row in data:
-            row["document"] = documents[row["index"]]
+    data = ranking(scores, "relevance_score", most=most, document=documents)
     usage = {"total_tokens": scores.usage.total_tokens}
     return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
 
@@ -197,15 +201,18 @@ RERANK_ANSWER: Final = object_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Voyage"])
-    described = operation(body=EMBED.schema, answer=_ANSWER, error=ERROR, kinds=VECTORS)
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/v1/multimodalembeddings",
+            _translate,
+            name="embed",
+            summary="Embed content parts",
+            body=EMBED.schema,
+            answer=_ANSWER,
+            error=ERROR,
+        )
+    ]
 
-    @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Voyage", _routes, error=write_error)

@@ -14,7 +14,7 @@ from typing import Final
 from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import Failure
-from tessera.logs import Line, Value
+from tessera.logs import Line, Value, is_sampled
 
 _LINES_A_SECOND: Final = 10
 
@@ -74,9 +74,12 @@ class AccessLog:
 
     Nothing of a request's content is written: no body, no query string, no header but its id. Messages of
     4xx answers quote requests, so these lines give their code and the input's name instead.
+
+    Below ERROR only a ``share`` of the requests has lines.
     """
 
-    def __init__(self, quiet_paths: frozenset[str]) -> None:
+    def __init__(self, quiet_paths: frozenset[str], share: float = 1.0) -> None:
+        self._share = share
         self._quiet = quiet_paths | _POLLED
         self.refusals = RefusalLines()
 
@@ -97,7 +100,9 @@ class AccessLog:
         method, key, failure = exchange.method, exchange.key, exchange.failure
         if exchange.path in self._quiet and method != "POST" and error is None:
             level = logging.DEBUG
-        if not log.isEnabledFor(level):
+        if not log.isEnabledFor(level) or (
+            level < logging.ERROR and not is_sampled(exchange.line.request_id, self._share)
+        ):
             return
         fields: dict[str, Value] = {
             "request_id": exchange.line.request_id,

@@ -6,17 +6,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import orjson
-from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
-from fastapi.routing import APIRoute
 from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
-from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
@@ -39,25 +36,22 @@ from tessera.logs import note, serving
 from tessera.tasks import own_cancellation
 
 
-class Waiting(NamedTuple):
-    """Names paths by what they begin with: their routes wait for room themselves, and errors have a shape."""
-
-    prefixes: tuple[str, ...]
-    shape: ErrorShape
-
-
 class TraceMiddleware:
     """A span for each POST request, in the trace that the client names if it names one.
 
-    Probes and scrapes are no work and leave no span. FastAPI's own instrumentation puts the query into the
-    span, where a client may have put a key, and knows no request ids.
+    Probes and scrapes are no work and leave no span. OpenTelemetry's own layer puts the query into the span,
+    where a client may have put a key, and knows no request ids.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
+    def refuse_at_once(self, scope: Scope) -> Answer | None:
+        """Return None: what the other would refuse at once is to be seen."""
+        return None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         status, request_id = 500, ""
@@ -155,7 +149,8 @@ class RequestMiddleware:
     """Opens the exchange of each request; refuses before the body is read.
 
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
-    counted under its route. Exceptions that no handler knows become the 500 here. ``keys`` is None
+    counted under its route. ``waiting`` has the shapes of paths by what they begin with, whose routes wait
+    for room themselves. Exceptions that no handler knows become the 500 here. ``keys`` is None
     where the service is open to all, ``limiter`` where no key has a rate.
     """
 
@@ -169,20 +164,21 @@ class RequestMiddleware:
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
         error_shapes: Mapping[str, ErrorShape] | None = None,
-        waiting: Sequence[Waiting] = (),
+        waiting: Mapping[str, ErrorShape] | None = None,
         timeout_seconds: float = math.inf,
+        access_log_share: float = 1.0,
     ) -> None:
         self._app = app
         self._seconds = timeout_seconds
-        self._waiting = waiting
-        self._waits_below = tuple(prefix for paths in waiting for prefix in paths.prefixes)
+        self._waiting = waiting or {}
+        self._waits_below = tuple(self._waiting)
         self._keys = keys
         self._limiter = limiter
         self._admission = admission
         self._metrics = metrics
         self._open_paths = open_paths
         self._error_shapes = error_shapes or {}
-        self._log = AccessLog(open_paths)
+        self._log = AccessLog(open_paths, access_log_share)
         self._count = AnswerCounts(metrics).count
         # Bound once: finding a series takes longer than counting in it.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
@@ -201,11 +197,8 @@ class RequestMiddleware:
             return None
         started = time.perf_counter()
         exchange = Exchange.open(scope)
-        if self._keys is not None:
-            key = self._keys.name_of(exchange.headers)
-            if key is None:
-                return None
-            exchange.key = exchange.client = key
+        if self._keys is not None and not self._has_key(exchange, self._keys):
+            return None
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
             return None
@@ -216,9 +209,6 @@ class RequestMiddleware:
         return answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         exchange = Exchange.open(scope, self._limiter, seconds=self._seconds)
         with serving(exchange.line):
             note(trace_id=tracing.trace_id() or None)
@@ -290,8 +280,9 @@ class RequestMiddleware:
         return path.startswith(self._waits_below)
 
     def _shape(self, path: str) -> ErrorShape:
-        if self._waits(path):
-            return next(paths.shape for paths in self._waiting if path.startswith(paths.prefixes))
+        for prefix, shape in self._waiting.items():
+            if path.startswith(prefix):
+                return shape
         return self._error_shapes.get(path, openai_error)
 
     def _refuses(self, exchange: Exchange) -> bool:
@@ -299,6 +290,7 @@ class RequestMiddleware:
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
         if self._keys is not None and not self._has_key(exchange, self._keys):
+            exchange.failure = self._unknown_key()
             return True
         if exchange.method == "POST":
             try:
@@ -312,7 +304,6 @@ class RequestMiddleware:
         """Return whether a request comes with a known key, whose client it then counts for."""
         key = keys.name_of(exchange.headers)
         if key is None:
-            exchange.failure = self._unknown_key()
             return False
         exchange.key = exchange.client = key
         return True
@@ -333,80 +324,47 @@ class RequestMiddleware:
         return True
 
 
-class DirectRoutes:
-    """Calls the functions of ``routes``, by the path that a POST asks for, with the request alone.
+class Routes:
+    """Answers by the functions of routes; ``failed`` answers for a ``TesseraError`` and an ``HTTPException``.
 
-    ``failed`` answers for a ``TesseraError``. All else goes on to ``app``.
+    Starlette's router looks at the routes one by one, and has layers around each function: this one finds
+    whole paths at once.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
-        routes: Mapping[str, APIRoute],
-        failed: Callable[[Request, TesseraError], Response],
+        routes: Sequence[Route],
+        failed: Callable[[Request, TesseraError | HTTPException], Response],
     ) -> None:
-        self._app = app
         self._routes = routes
         self._failed = failed
+        self._by_path = {
+            (method, route.path): route
+            for route in reversed(routes)
+            for method in (route.methods or ())
+            if not route.param_convertors
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        posted = scope["type"] == "http" and scope["method"] == "POST"
-        route = self._routes.get(scope["path"]) if posted else None
-        if route is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = route
         request = Request(scope, receive)
         try:
+            route = self._by_path.get((scope["method"], scope["path"])) or self._find(scope)
+            scope["route"] = route
             response = await route.endpoint(request)
-        except TesseraError as error:
+        except (TesseraError, HTTPException) as error:
             response = self._failed(request, error)
         await response(scope, receive, send)
 
-
-class Application(FastAPI):
-    """FastAPI with our middleware alone, and with a shorter way to the routes that take a request as it is.
-
-    FastAPI's way from its first middleware to a route's function takes 90 µs of processor time, twice what
-    uvicorn takes for the whole request, for what ``direct`` routes, by their paths, do not use: dependencies,
-    parameters, forms. What FastAPI would put around ``around`` is left out: ``RequestMiddleware`` answers
-    what no handler knows, bodies have their own limit, and spans are our own. ``failed`` answers for
-    ``TesseraError`` on either way.
-    """
-
-    def __init__(
-        self,
-        direct: Mapping[str, APIRoute],
-        around: Callable[[ASGIApp], ASGIApp],
-        failed: Callable[[Request, TesseraError], Response],
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self._direct = direct
-        self._around = around
-        self._failed = failed
-
-        @self.exception_handler(TesseraError)
-        async def tessera_error(request: Request, error: TesseraError) -> Response:
-            return failed(request, error)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self.middleware_stack is None:
-            await super().__call__(scope, receive, send)
-            return
-        # FastAPI would look for a configuration of its own telemetry first: 15 µs.
-        scope["app"] = self
-        await self.middleware_stack(scope, receive, send)
-
-    @property
-    def refuse_at_once(self) -> Callable[[Scope], Answer | None]:
-        """Return the method of ``RequestMiddleware``, where that is the outermost layer."""
-        if self.middleware_stack is None:
-            self.middleware_stack = self.build_middleware_stack()
-        stack = self.middleware_stack
-        return stack.refuse_at_once if isinstance(stack, RequestMiddleware) else lambda scope: None
-
-    def build_middleware_stack(self) -> ASGIApp:
-        inner = AsyncExitStackMiddleware(self.router)
-        others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        return self._around(DirectRoutes(others, self._direct, self._failed))
+    def _find(self, scope: Scope) -> Route:
+        """Return the route of a path that names something; raises ``HTTPException`` for 404 and 405."""
+        other: Route | None = None
+        for route in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(child)
+                return route
+            if match is Match.PARTIAL and other is None:
+                other = scope["route"] = route
+        if other is None:
+            raise HTTPException(404)
+        raise HTTPException(405, headers={"Allow": ", ".join(other.methods or ())})

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from tessera.errors import ConfigError
 from tessera.frontend.group import ACCEPTING, CONNECTIONS, FrontendGroup, Seat
@@ -184,7 +183,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         *,
         host: str,
         port: int,
@@ -207,6 +206,7 @@ class HttpServer(uvicorn.Server):
                 port=shared.own_port if shared else port,
                 http=partial(GuardedProtocol, limits=limits, refuse=refuse, **changed),  # type: ignore[arg-type]
                 ws="none",
+                lifespan="off",
                 # Its own configuration would write lines of another form, past ours.
                 log_config=None,
                 log_level="warning",

@@ -213,14 +213,18 @@ def _certificates(chain: bytes) -> str:
     return "".join(f"{begin}{block}{end}\n" for block in blocks)
 
 
-class _Waiting(asyncio.Protocol):
-    """Keeps what comes until TLS takes it: uvloop reads before anybody can tell it not to."""
+class _Keeping(asyncio.Protocol):
+    """Keeps what comes until another protocol is there."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def data_received(self, data: bytes) -> None:
         self._data += data
+
+
+class _Waiting(_Keeping):
+    """Keeps what comes until TLS takes it: uvloop reads before anybody can tell it not to."""
 
     def hand_over(self, raw: asyncio.Transport) -> None:
         """Give it to the protocol that took this one's place, if the connection still has one."""
@@ -235,16 +239,11 @@ class _Waiting(asyncio.Protocol):
             left = left[count:]
 
 
-class _Early(asyncio.Protocol):
-    """What a client sends right behind its handshake, until the connection's own protocol is there."""
+class _Early(_Keeping):
+    """Keeps what a client sends right behind its handshake, until the connection's own protocol is there."""
 
-    def __init__(self) -> None:
-        self._data = b""
-        self._lost: Exception | None = None
-        self._gone = False
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
+    _lost: Exception | None = None
+    _gone = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone, self._lost = True, error

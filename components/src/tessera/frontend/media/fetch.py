@@ -144,7 +144,7 @@ class Fetcher:
     ) -> None:
         self._policy = policy
         self._max_bytes = (limits or ImageLimits()).max_bytes
-        self._system = SystemResolver() if resolver is None else None
+        self._system = SystemResolver()
         options: dict[str, Any] = {
             "ssl_context": ssl_context or _authorities(),
             "max_connections": policy.max_fetches,
@@ -153,16 +153,12 @@ class Fetcher:
         }
         self._pool: httpcore2.AsyncConnectionPool
         if policy.proxy is None:
-            backend = VettedBackend(policy, resolver or self._resolver())
+            backend = VettedBackend(policy, resolver or self._system)
             self._pool = httpcore2.AsyncConnectionPool(network_backend=backend, **options)
         else:
             # The operator's own proxy may well have a private address.
             self._pool = _proxied(policy.proxy, options)
         self._slots = asyncio.Semaphore(policy.max_fetches)
-
-    def _resolver(self) -> SystemResolver:
-        assert self._system is not None
-        return self._system
 
     async def get(self, url: str, *, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The body at a URL.
@@ -255,8 +251,7 @@ class Fetcher:
 
     async def close(self) -> None:
         await self._pool.aclose()
-        if self._system is not None:
-            self._system.close()
+        self._system.close()
 
 
 @cache

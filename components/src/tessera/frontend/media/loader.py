@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
 
 _HEADER_CHARACTERS = 256
+# No base64 has a dot, and every image file's name does.
+_PATH = re.compile(r"[^\r\n]{0,1000}\.[A-Za-z0-9]{1,5}")
 _SPACES = re.compile(r"[ \t\r\n\f]+")
 _FROM_URL_SAFE = str.maketrans("-_", "+/")
 
@@ -57,10 +59,20 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
     if not data:
         # Only then: to look for what clients may write otherwise takes 0.6 ms for 45 kB, and to decode 5 µs.
         bare = url.startswith(BARE_BASE64)
+        if bare:
+            _refuse_path(payload, param)
         data = _lenient(_plain(payload, param, max_bytes), param, bare=bare)
     if len(data) > max_bytes:
         raise _payload_too_large(param, max_bytes)
     return data
+
+
+def _refuse_path(text: str, param: str) -> None:
+    """Raise ``InvalidInput`` where an image is named by a path of the client's."""
+    if _PATH.fullmatch(text):
+        raise InvalidInput(
+            f"{param}: that is a path; send the file as a data URL, data:image/jpeg;base64,...", param=param
+        )
 
 
 def _unlike(param: str, missing: str) -> InvalidInput:
@@ -304,6 +316,7 @@ class MediaLoader:
             data = await asyncio.to_thread(read_local, url, root=self._root, max_bytes=limit, param=param)
             budget.take(len(data), param=param)
             return data
+        _refuse_path(source.url, param)
         raise InvalidInput(f"{param}: expected a data, http, https or file URL", param=param)
 
     async def close(self) -> None:

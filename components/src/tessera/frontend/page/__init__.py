@@ -7,10 +7,11 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from tessera.frontend.api.routes import ApiRoute
 
 SCRIPTS: Final = ("elements.js", "service.js", "command.js", "pictures.js", "status.js", "main.js")
 """In the order in which they are put together: they share one scope."""
@@ -71,23 +72,21 @@ _HEADERS: Final = {
 }
 
 
-def routes(page: Page) -> APIRouter:
-    # For browsers, so not in the API's description.
-    router = APIRouter(include_in_schema=False)
+def routes(page: Page) -> list[ApiRoute]:
+    """Return the routes of a page; they are for browsers, so not in the API's description."""
 
-    @router.api_route("/", methods=["GET", "HEAD"])
     async def show(request: Request) -> Response:
         headers = _HEADERS | {"content-security-policy": page.policy, "etag": page.etag}
         if page.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
 
-    @router.api_route("/examples/{name}", methods=["GET", "HEAD"])
-    async def example(name: str) -> Response:
-        found = page.examples.get(name)
+    async def example(request: Request) -> Response:
+        found = page.examples.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)
         media_type, data = found
         return Response(data, media_type=media_type, headers=_HEADERS | {"cache-control": "max-age=3600"})
 
-    return router
+    methods = ("GET", "HEAD")
+    return [ApiRoute("/", show, methods=methods), ApiRoute("/examples/{name}", example, methods=methods)]

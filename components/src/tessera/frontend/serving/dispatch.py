@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.budgets import RetryBudget
-from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    HandOffError,
+    ProtocolError,
+    TesseraError,
+    Unavailable,
+)
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
@@ -315,6 +322,9 @@ class Dispatcher:
                 reply = await self._peers.call(share.instance, message, timeout=left)
                 answer.put(share.indices, _checked(reply, share, request))
             except TesseraError as error:
+                if isinstance(error, DeadlineExceeded) and error.param is None:
+                    # Nobody there knows how long the whole request has.
+                    error = call.deadline.exceeded()
                 answer.errors.update(dict.fromkeys(share.indices, error))
                 if isinstance(error, Unavailable):
                     request.gone.add(share.instance)
@@ -348,22 +358,16 @@ class Dispatcher:
         return items, call
 
 
-def _drop_failed(counts: list[int], failures: Collection[int], worker: str) -> None:
-    """Expect no rows of the items that failed."""
-    for position in failures:
-        if not 0 <= position < len(counts):
-            raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-        counts[position] = 0
-
-
 def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
     """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
     worker, width = f"embed worker {share.instance:x}", request.output.width
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
     counts = [request.counts[index] for index in share.indices]
-    if reply.failures:
-        _drop_failed(counts, reply.failures, worker)
+    for position in reply.failures:
+        if not 0 <= position < len(counts):
+            raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
+        counts[position] = 0
     rows = sum(counts)
     sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
     if sizes != (4 * rows * width, 4 * rows, width, len(counts), tuple(counts)):

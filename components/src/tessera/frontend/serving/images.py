@@ -172,7 +172,9 @@ class ImageReader:
             source, row_width=spec.row_width, deadline=loading.deadline, budget=budget
         )
         if isinstance(loaded, LoadedEmbeddings):
-            return _embeddings(loaded, source.param)
+            handle = inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype)
+            rows = wire.Embeddings(digest=loaded.digest, handle=handle, grid=loaded.grid, param=source.param)
+            return Vision(payload=rows, pixels=0)
         known = KnownImage(loaded.digest, *loaded.size)
         if source.uuid is not None:
             self._known.remember(client, source.uuid, known)
@@ -194,12 +196,6 @@ class ImageReader:
             ),
             pixels=known.width * known.height,
         )
-
-
-def _embeddings(loaded: LoadedEmbeddings, param: str) -> Vision:
-    handle = inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype)
-    payload = wire.Embeddings(digest=loaded.digest, handle=handle, grid=loaded.grid, param=param)
-    return Vision(payload=payload, pixels=0)
 
 
 # As for rows that a client computed: what float16 holds, so that no engine's type makes it infinite.

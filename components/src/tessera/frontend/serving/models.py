@@ -83,8 +83,9 @@ class Models:
         refused: dict[str, str] = {}
         again = False
         self._show(wanted, kept)
-        for gone in self._but(now, kept):
-            self._end(gone)
+        for gone in now.values():
+            if gone not in kept:
+                self._end(gone)
         for model in new:
             if model.loading:
                 continue
@@ -101,10 +102,6 @@ class Models:
             self._show(wanted, kept)
             self.waiting |= refused
         return not again
-
-    @staticmethod
-    def _but(now: dict[str, ServedModel], kept: Sequence[ServedModel]) -> list[ServedModel]:
-        return [model for model in now.values() if not any(model is other for other in kept)]
 
     def _show(self, wanted: Sequence[ModelSettings], open_: Sequence[ServedModel]) -> None:
         by_first = {model.settings.name: model for model in open_}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -291,21 +291,36 @@ class Pipeline:
                 raise answer.errors[min(answer.errors)]
             return answer
 
+        entries = inputs
+        if kind is OutputKind.SCORE:
+            # Prompts are of pairs, each with its query's images before its own.
+            pairs = enumerate(images[queries:])
+            entries, images = request.documents, [images[min(at, queries - 1)] + own for at, own in pairs]
+        items = [_item(*parts) for parts in zip(entries, prompts, images, strict=True)]
         attributes = {"tessera.pairs": len(request.documents), "tessera.items": len(prompts)}
         with self._dispatching(attributes, work.cost):
-            if kind is OutputKind.SCORE:
-                values, answers = await _logits(embed, request, prompts, images)
-            elif kind is OutputKind.VECTOR:
-                values, answers = await _cosines(embed, inputs, prompts, images, queries, self._model.output)
+            if kind is OutputKind.TOKENS:
+                # The queries' rows come here once, and go to the workers, which compare documents' with them.
+                of_queries = await embed(items[:queries])
+                compared = [rows.values.tobytes() for rows in of_queries.rows]
+                documents = [
+                    msgspec.structs.replace(item, query=min(index, queries - 1))
+                    for index, item in enumerate(items[queries:])
+                ]
+                answers = [of_queries, await embed(documents, compared)]
             else:
-                values, answers = await _max_sims(embed, inputs, prompts, images, queries)
+                answers = [await embed(items)]
+        values = answers[-1].rows.values[:, 0]
+        if kind is OutputKind.VECTOR:
+            rows = _scaled(answers[0].rows, self._model.output, normalize=True).values
+            values = (rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32)
         self._metrics.pairs.inc(len(request.documents))
         return Scores(
             request_id=call.request_id,
             values=values,
             kind=kind,
             usage=self._account(inputs, prompts, answers, work.cost),
-            image_pixels=sum([vision.pixels for of_input in images for vision in of_input]),
+            image_pixels=sum([vision.pixels for of_input in work.images for vision in of_input]),
             timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),
         )
 
@@ -347,9 +362,7 @@ class Pipeline:
     def _check_width(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
         if request.dimensions is not None and request.dimensions not in self.widths:
-            raise InvalidInput(
-                f"{param} {request.dimensions} is none of {self.widths} that this model offers", param=param
-            )
+            raise InvalidInput(f"{param} {request.dimensions}: this model offers {self.widths}", param=param)
         check_width(self._model.output.width, request.dimensions, request.dtype, param)
 
     def _account(
@@ -381,48 +394,6 @@ def _refuse_images(inputs: Sequence[Input], limit: int) -> None:
             raise InvalidInput(
                 f"{entry.param}: a request may hold {limit} images, and here are more", param=entry.param
             )
-
-
-_Embed = Callable[..., Awaitable[Answer]]
-_Values = tuple[npt.NDArray[np.float32], list[Answer]]
-
-
-async def _logits(
-    embed: _Embed, request: ScoreRequest, prompts: Sequence[Prompt], images: Sequence[Visions]
-) -> _Values:
-    """A reranker's own scores, of prompts that are pairs."""
-    queries = len(request.queries)
-    of_pairs = [images[min(index, queries - 1)] + own for index, own in enumerate(images[queries:])]
-    answer = await embed([_item(*parts) for parts in zip(request.documents, prompts, of_pairs, strict=True)])
-    return answer.rows.values[:, 0], [answer]
-
-
-async def _cosines(
-    embed: _Embed,
-    inputs: Sequence[Input],
-    prompts: Sequence[Prompt],
-    images: Sequence[Visions],
-    queries: int,
-    output: Output,
-) -> _Values:
-    answer = await embed([_item(*parts) for parts in zip(inputs, prompts, images, strict=True)])
-    rows = _scaled(answer.rows, output, normalize=True).values
-    return (rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32), [answer]
-
-
-async def _max_sims(
-    embed: _Embed, inputs: Sequence[Input], prompts: Sequence[Prompt], images: Sequence[Visions], queries: int
-) -> _Values:
-    """The queries' rows come here once, and go to the workers, which compare documents' rows with them."""
-    items = [_item(*parts) for parts in zip(inputs, prompts, images, strict=True)]
-    of_queries = await embed(items[:queries])
-    compared = [rows.values.tobytes() for rows in of_queries.rows]
-    documents = [
-        msgspec.structs.replace(item, query=min(index, queries - 1))
-        for index, item in enumerate(items[queries:])
-    ]
-    answer = await embed(documents, compared)
-    return answer.rows.values[:, 0], [of_queries, answer]
 
 
 def _scaled(rows: Rows, output: Output, *, normalize: bool) -> Rows:

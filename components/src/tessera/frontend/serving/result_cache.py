@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache
-from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
+from tessera.errors import RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Embedder
 from tessera.logs import note
@@ -176,7 +176,7 @@ class ResultCache:
             if not self._workers():
                 # The dispatcher would have said so had the request's time been as long as its own wait.
                 return Unavailable("no embed worker is available", param=item.param, retry_after=1.0)
-            return DeadlineExceeded("the request was not answered in time", param=item.param)
+            return batch.call.deadline.exceeded(item.param)
         except RequestError as error:
             # Another request's error speaks of that request's inputs, so this one asks for its own.
             return error if ours else await self._alone(item, batch.call)

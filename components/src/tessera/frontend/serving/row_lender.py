@@ -40,7 +40,10 @@ class RowLender:
         """Return the items as they are to be sent; closing ``loans`` takes back what they borrow."""
         if reader is None or reader.host != host_id() or time.monotonic() < self._paused_until:
             return items
-        return [self._item(item, loans) for item in items]
+        return [
+            msgspec.structs.replace(item, images=tuple([self._lent(image, loans) for image in item.images]))
+            for item in items
+        ]
 
     def unreadable(self, reader: wire.WorkerInfo | None) -> None:
         """A worker could not read what was lent to it."""
@@ -48,14 +51,9 @@ class RowLender:
             self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
             log.warning("a worker on this host could not read lent rows; they go into messages for a while")
 
-    def _item(self, item: wire.Item, loans: ExitStack) -> wire.Item:
-        images = tuple(
-            self._lent(image, loans) if isinstance(image, wire.Embeddings) and image.handle.data else image
-            for image in item.images
-        )
-        return msgspec.structs.replace(item, images=images)
-
-    def _lent(self, rows: wire.Embeddings, loans: ExitStack) -> wire.Embeddings:
+    def _lent(self, rows: wire.Image | wire.Embeddings, loans: ExitStack) -> wire.Image | wire.Embeddings:
+        if isinstance(rows, wire.Image) or not rows.handle.data:
+            return rows
         loan = self._lender.lend(rows.handle)
         if loan is None:
             return rows

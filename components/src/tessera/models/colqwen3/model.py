@@ -21,19 +21,17 @@ import msgspec
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import weight_files
-from tessera.models.base import Content, OutputKind, Role
-from tessera.models.colqwen3.config import OPS, ColQwen3Config, read_config
+from tessera.models.base import Content, Family, OutputKind, Role
+from tessera.models.colqwen3.config import OPS, TOMORO, read_config
+from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
-from tessera.models.qwen3_vl_embedding.tensors import canonical as body_name
-from tessera.models.qwen3_vl_embedding.tensors import stored_tensors
+from tessera.models.qwen3_vl_embedding.tensors import PREFIXES, stored_tensors
+from tessera.models.stored_names import part_name
 from tessera.nn.spec import TextSpec
 
-FAMILY_NAME: Final = "colqwen3"
-
-_OUTER: Final = ("vlm.", "model.")
-_PROJECTIONS: Final = ("embedding_proj_layer.", "custom_text_proj.")
 _HEAD: Final = "text.head."
+_PREFIXES: Final = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *PREFIXES)
 _SMALLEST: Final = 32
 _ALONE: Final = "Describe the image."
 
@@ -53,11 +51,13 @@ class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
 class ColQwen3(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
-    family = FAMILY_NAME
+    family = "colqwen3"
     revision = "colqwen3 1"
     kind = OutputKind.TOKENS
 
-    def __init__(self, path: Path, config: ColQwen3Config, options: Options) -> None:
+    def __init__(self, path: Path, options: Options) -> None:
+        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
+        config = read_config(path)
         text = config.body.text
         # That of Ops is trained to be cut.
         widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
@@ -65,11 +65,6 @@ class ColQwen3(Qwen3VLBody):
         self._prefix = options.query_prefix
         self._end_tokens = options.query_end_tokens
         self._answers = config.model_type == OPS
-
-    @classmethod
-    def open(cls, path: Path, options: Options) -> ColQwen3:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
-        return cls(path, read_config(path), options)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
@@ -97,11 +92,18 @@ class ColQwen3(Qwen3VLBody):
 
 
 def stored_name(name: str) -> str | None:
-    """The canonical name of a stored tensor; ``None`` for the head that generates text."""
-    bare = name
-    for outer in _OUTER:
-        bare = bare.removeprefix(outer)
-    for projection in _PROJECTIONS:
-        if bare.startswith(projection):
-            return _HEAD + bare.removeprefix(projection)
-    return body_name(bare)
+    """The canonical name of a stored tensor, as ``part_name`` says."""
+    return part_name(name.removeprefix("vlm."), _PREFIXES)
+
+
+FAMILY: Family = OptionsFamily(
+    name=ColQwen3.family,
+    model_types=(TOMORO, OPS),
+    hub_models=(
+        "TomoroAI/tomoro-colqwen3-embed-4b",
+        "TomoroAI/tomoro-colqwen3-embed-8b",
+        "OpenSearch-AI/Ops-Colqwen3-4B",
+    ),
+    options=Options,
+    opened=ColQwen3,
+)

@@ -1,8 +1,4 @@
-"""The bidirectional Llama backbone as a section of ``config.json`` describes it; torch-free.
-
-A key that may be absent takes the default of the class that would have read it in ``transformers``, because
-saving drops values that equal those defaults.
-"""
+"""The bidirectional Llama backbone as a section of ``config.json`` describes it; torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Final, cast, get_args
 
 from tessera.checkpoint.section import Section
-from tessera.nn.spec import Activation, HeadSpec, LayerSpec, Pooling, RopeSpec, RopeType, TextSpec
+from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
+from tessera.nn.spec import Activation, HeadSpec, Pooling, RopeSpec, RopeType, TextSpec
 
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 POOLINGS: Final[dict[str, Pooling]] = {"avg": "mean", "last": "last", "cls": "first"}
@@ -35,30 +32,8 @@ def read_backbone(
     if names not in [[name] for name in architectures]:
         allowed = " or ".join(str([name]) for name in architectures)
         raise section.error("architectures", f"must be {allowed}, not {names!r}")
-    for key in ("attention_bias", "mlp_bias"):
-        if section.flag(key, False):
-            raise section.error(key, "is true; biases in the backbone are not supported")
-    heads = section.integer("num_attention_heads", 32)
-    kv_heads = section.integer("num_key_value_heads", heads)
-    hidden = section.integer("hidden_size")
-    if heads % kv_heads:
-        raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")
-    if not section.has("head_dim") and hidden % heads:
-        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
-    head_dim = section.integer("head_dim", max(hidden // heads, 1))
-    if head_dim % 2:
-        raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
-    layer = LayerSpec(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=section.integer("intermediate_size"),
-        activation=section.string("hidden_act", "silu", among=ACTIVATIONS),
-        norm="rms",
-        eps=section.number("rms_norm_eps", 1e-6),
-        gated=True,
-    )
+    refuse_flags(section, "attention_bias", "mlp_bias", why="; biases in the backbone are not supported")
+    layer = read_layer(section, activations=ACTIVATIONS)
     return TextSpec(
         vocab_size=section.integer("vocab_size"),
         layers=section.integer("num_hidden_layers"),
@@ -81,11 +56,6 @@ def read_score_head(config: Section) -> HeadSpec:
     return HeadSpec(width=1, temperature=temperature)
 
 
-def max_positions(section: Section) -> int:
-    """How many positions the backbone was pretrained for, far more than it was tuned on."""
-    return section.integer("max_position_embeddings")
-
-
 def read_dimensions(config: Section, hidden: int, *, default: Collection[int] = ()) -> frozenset[int]:
     """Configured widths beside ``hidden``, else those of ``default`` that are narrower.
 
@@ -100,18 +70,11 @@ def read_dimensions(config: Section, hidden: int, *, default: Collection[int] = 
 
 
 def _rope(section: Section) -> RopeSpec:
-    keys = [key for key in ("rope_parameters", "rope_scaling") if section.has(key)]
-    if len(keys) == 2 and section.values[keys[0]] != section.values[keys[1]]:
+    keys = ("rope_parameters", "rope_scaling")
+    if all(map(section.has, keys)) and section.values[keys[0]] != section.values[keys[1]]:
         raise section.error("rope_scaling", "and rope_parameters are both there and differ")
-    rope = section.section(keys[0]) if keys else Section(path=section.path, prefix=section.prefix, values={})
-    kind = cast(
-        RopeType,
-        rope.string(
-            "type" if rope.has("type") and not rope.has("rope_type") else "rope_type",
-            "default",
-            among=("default", "linear", "llama3"),
-        ),
-    )
+    rope = rope_section(section)
+    kind = cast(RopeType, rope_type(rope, ("default", "linear", "llama3")))
     if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
         raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
     theta = rope.number("rope_theta", section.number("rope_theta", 10000.0))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, ImagePlan, PairLimits, Prompt
-from tessera.models.prompts import (
-    Assembler,
-    Run,
-    Segment,
-    Tokens,
-    no_text,
-    refuse_instruction,
-    texts_of,
-    token_ids,
-)
+from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
+from tessera.models.prompts import Run, Segment, Tokens, no_text, refuse_instruction, texts_of, token_ids
+from tessera.models.tower import TowerModel
+
+if TYPE_CHECKING:
+    from tessera.models.base import PairModel
 
 _BEFORE_QUERY: Final = "question:"
 _BETWEEN: Final = " \n \n passage"
@@ -27,26 +21,20 @@ _BEFORE_DOCUMENT: Final = ":"
 # A byte is one token at most, and NFC makes three bytes at most of one.
 _TOKENS_OF_BYTE: Final = 3
 
-First = Callable[[Sequence[ImagePlan]], tuple[list[Segment], str]]
-"""What stands before the text of a pair with these images: segments, and how the text begins."""
-
 _Head = tuple[list[Segment], str]
 """What stands before all documents of a query: tokens, and the text that is tokenised with the document's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairPrompts:
-    """Makes the prompts of pairs for one checkpoint; thread-safe.
+class PairTower(TowerModel):
+    """Base of rerankers: a side is of texts, and of images where the family has some."""
 
-    ``first`` is the family's part of it. ``takes_images`` says whether a side may have some.
-    """
+    kind = OutputKind.SCORE
 
-    tokenizer: PlainTokenizer
-    assembler: Assembler
-    first: First
-    takes_images: bool = False
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+        """What stands before the text of a pair with these images: segments, and how the text begins."""
+        raise NotImplementedError
 
-    def prompts(
+    def pairs(
         self,
         query: Content,
         documents: Sequence[Content],
@@ -61,7 +49,7 @@ class PairPrompts:
         heads: dict[str, _Head] = {}
         made: list[Prompt | InvalidInput] = []
         for document, param in zip(documents, params, strict=True):
-            segments, begin = self.first((*query.images, *document.images))
+            segments, begin = self.before_pair((*query.images, *document.images))
             if begin not in heads:
                 heads[begin] = self._head(f"{begin}{_BEFORE_QUERY}{question}{_BETWEEN}", limits, query_param)
             try:
@@ -74,13 +62,12 @@ class PairPrompts:
 
     def _text(self, side: Content, param: str) -> str:
         refuse_instruction(side, param=param)
-        if side.images and not self.takes_images:
+        if side.images and self.placeholder is None:
             raise InvalidInput(f"{param} is an image; this model reads text alone", param=param)
         if token_ids(side, param=param) is not None:
             raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
         if not any(side.parts):
-            lacks = "neither text nor an image" if self.takes_images else "no text"
-            raise InvalidInput(f"{param} is empty: it has {lacks}", param=param)
+            raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
         text = "".join(texts_of(side))
         try:
             text.encode()
@@ -92,13 +79,13 @@ class PairPrompts:
         """The beginning of a text that has at most so many tokens behind ``before``."""
         if most is None or _TOKENS_OF_BYTE * len(text.encode()) <= most:
             return text
-        offsets = self.tokenizer.encode(before + text).offsets
+        offsets = self._tokenizer.encode(before + text).offsets
         inside = [span for span in offsets if span[1] > len(before)]
         return text if len(inside) <= most else text[: max(0, inside[most][0] - len(before))]
 
     def _head(self, text: str, limits: PairLimits, param: str) -> _Head:
         """What every prompt has before its document; raises ``InvalidInput`` if it leaves that no room."""
-        tokens = self.tokenizer.ids(text)
+        tokens = self._tokenizer.ids(text)
         if len(tokens) >= limits.tokens:
             raise InvalidInput(
                 f"{param} takes {len(tokens)} tokens with its prompt, which leaves no room for a document"
@@ -106,7 +93,7 @@ class PairPrompts:
                 param=param,
             )
         # The colon goes with the document: one token may hold both.
-        if self.tokenizer.cuts_behind_words:
+        if self._tokenizer.cuts_behind_words:
             return [Tokens(tokens)], _BEFORE_DOCUMENT
         return [], f"{text}{_BEFORE_DOCUMENT}"
 
@@ -116,10 +103,14 @@ class PairPrompts:
         segments, before = head
         text = self._text(document, param)
         passage = self._bounded(_BEFORE_DOCUMENT, text, limits.document)
-        prompt = self.assembler.prompt(
+        prompt = self._assembler.prompt(
             [*first, *segments, Run(before, passage)],
             max_tokens=limits.tokens,
             truncate=limits.truncate,
             param=param,
         )
         return prompt if passage == text else replace(prompt, truncated=True)
+
+
+if TYPE_CHECKING:
+    _conforms: type[PairModel] = PairTower

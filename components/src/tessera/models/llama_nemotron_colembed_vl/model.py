@@ -8,19 +8,16 @@ and again behind them::
 
 from __future__ import annotations
 
-from typing import Final
-
-from tessera.models.base import Content, OutputKind
+from tessera.models.base import Content, Family, OutputKind
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
-
-FAMILY_NAME: Final = "llama_nemotron_colembed_vl"
 
 
 class LlamaNemotronColEmbedVL(LlamaNemotronVL):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, prefixes included."""
 
-    family = FAMILY_NAME
+    family = "llama_nemotron_colembed_vl"
     revision = "llama_nemotron_colembed_vl 1"
     kind = OutputKind.TOKENS
 
@@ -28,6 +25,16 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
         if not content.images:
             return super().segments(content, param=param)
         prefix = self.config.prompt.prefixes[content.role]
-        again = prefix if self._controls.strips_after_image else f" {prefix}"
+        again = prefix if self.strips_after_image else f" {prefix}"
         run = Run(again, "".join(texts_of(content)))
         return [*self.before_text(prefix, content.images), run]
+
+
+FAMILY: Family = OptionsFamily(
+    name=LlamaNemotronColEmbedVL.family,
+    model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
+    options=NoOptions,
+    opened=lambda path, _: LlamaNemotronColEmbedVL.open(path),
+    architectures=("LlamaNemotronColEmbedVLModel",),
+)

@@ -11,51 +11,30 @@ with a space on either side of each line break. Images of the query stand first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
 
-from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
-from tessera.models.llama.pairs import PairPrompts
+from tessera.models.base import Family, ImagePlan
+from tessera.models.llama.pairs import PairTower
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Segment
 
-if TYPE_CHECKING:
-    from tessera.errors import InvalidInput
-    from tessera.models.base import PairModel
 
-FAMILY_NAME: Final = "llama_nemotron_rerank_vl"
-
-
-class LlamaNemotronRerankVL(LlamaNemotronVL):
+class LlamaNemotronRerankVL(PairTower, LlamaNemotronVL):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
-    family = FAMILY_NAME
+    family = "llama_nemotron_rerank_vl"
     revision = "llama_nemotron_rerank_vl 1"
-    kind = OutputKind.SCORE
 
-    @cached_property
-    def _pairs(self) -> PairPrompts:
-        return PairPrompts(
-            tokenizer=self._tokenizer, assembler=self._assembler, first=self._first, takes_images=True
-        )
-
-    def _first(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
         if not images:
-            return [self._controls.bos], ""
-        return self.before_text("", images), "" if self._controls.strips_after_image else " "
-
-    def pairs(
-        self,
-        query: Content,
-        documents: Sequence[Content],
-        *,
-        limits: PairLimits,
-        query_param: str,
-        params: Sequence[str],
-    ) -> list[Prompt | InvalidInput]:
-        """A side is of texts and images: token ids and an instruction are refused."""
-        return self._pairs.prompts(query, documents, limits=limits, query_param=query_param, params=params)
+            return [self.bos], ""
+        return self.before_text("", images), "" if self.strips_after_image else " "
 
 
-if TYPE_CHECKING:
-    _conforms: type[PairModel] = LlamaNemotronRerankVL
+FAMILY: Family = OptionsFamily(
+    name=LlamaNemotronRerankVL.family,
+    model_types=("llama_nemotron_vl_rerank",),
+    hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
+    options=NoOptions,
+    opened=lambda path, _: LlamaNemotronRerankVL.open(path),
+)

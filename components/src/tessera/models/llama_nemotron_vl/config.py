@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.models.base import Role
-from tessera.nn.spec import TextSpec
+from tessera.nn.spec import LayerSpec, TextSpec
 
 PixelShuffle = Literal["v1", "v2"]
 
@@ -28,6 +28,13 @@ class VisionConfig:
     select_layer: int
     """Which hidden state is the feature: -1 is the last one after the final norm, any other value
     counts in the list [embeddings, layer 1, ..., layer n] without that norm."""
+
+    @property
+    def layer(self) -> LayerSpec:
+        """A layer of the encoder."""
+        return LayerSpec.encoder(
+            self.hidden, self.heads, self.intermediate, activation=self.activation, eps=self.eps
+        )
 
     @property
     def grid(self) -> int:
@@ -103,3 +110,14 @@ class ModelConfig:
         if not self.image.dynamic:
             return 1
         return self.image.max_tiles + (self.image.thumbnail and self.image.max_tiles > 1)
+
+    def vision_activations(self, tiles: int) -> int:
+        """Elements alive at the widest point of ``tiles`` through the encoder and the projector."""
+        vision = self.vision
+        patches = tiles * vision.grid**2
+        # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
+        pixels = 3 * vision.patch_features
+        encoder = patches * max(vision.layer.activations(), vision.hidden + pixels)
+        rows = tiles * self.tokens_per_tile
+        projector = 3 * patches * vision.hidden + 3 * rows * self.text.layer.hidden
+        return max(encoder, projector)

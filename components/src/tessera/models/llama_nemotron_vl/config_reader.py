@@ -14,12 +14,12 @@ from typing import cast
 
 from tessera.checkpoint.section import Section
 from tessera.models.base import OutputKind
+from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
     ACTIVATIONS,
     EMBEDDING,
     POOLINGS,
     SCORING,
-    max_positions,
     read_backbone,
     read_dimensions,
     read_score_head,

@@ -1,4 +1,4 @@
-"""Builds this family's torch modules and fills them from the weight files."""
+"""Builds this family's torch modules and fills them, also as a stage for compilers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.models.stages import StageModule, StageTensor
 from tessera.nn import loading
+from tessera.nn.forms.choice import exported
 from tessera.nn.forms.plain import Form
 
 SOURCES: Final = {
@@ -41,3 +44,29 @@ def load_vision(
         tower = VisionTower(config)
     fill(tower, tensors, part="", sources=SOURCES, dtype=torch_dtype(dtype), device=at)
     return tower.prepare(config.image, at, form)
+
+
+class VisionStage(nn.Module):
+    """uint8 ``[tiles, channels, size, size]`` to ``[tiles, tokens_per_tile, hidden]``."""
+
+    def __init__(self, tower: VisionTower) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
+        return self.tower.rows(tiles)
+
+
+def vision_stage(
+    path: Path, config: ModelConfig, *, dtype: str, device: str, max_sequences: int
+) -> StageModule:
+    """The vision stage; raises ``CheckpointError``."""
+    form = exported(torch.device(device), torch_dtype(dtype), max_sequences=max_sequences)
+    tower = load_vision(path, config, dtype=dtype, device=device, form=form)
+    channels, size = config.vision.channels, config.image.tile_size
+    rows = ("units", config.tokens_per_tile, config.text.layer.hidden)
+    return StageModule(
+        module=VisionStage(tower).eval(),
+        inputs=(StageTensor(name="tiles", dtype="uint8", axes=("units", channels, size, size)),),
+        outputs=(StageTensor(name="vision_rows", dtype=dtype, axes=rows),),
+    )

@@ -18,53 +18,68 @@ from typing import Any
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.dtypes import FLOATS
+from tessera.errors import CheckpointError
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
     Empty,
+    Family,
     ImagePlan,
-    Int32Array,
     Pixels,
     VisionModule,
     VisionSpec,
 )
+from tessera.models.llama.prompt import bos_of
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, cut
-from tessera.models.llama_nemotron_vl.layers import vision_activations
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
-from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
+from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
 from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
 
-FAMILY_NAME = "llama_nemotron_vl"
+_MARKS = ("<img>", "</img>", "<IMG_CONTEXT>")
+"""What stands before an image, behind it, and for each of its rows: ids that text can never produce."""
 
 
 class LlamaNemotronVL(TowerModel):
     """Implements ``tessera.models.base.Model``; thread-safe once opened."""
 
-    family = FAMILY_NAME
+    family = "llama_nemotron_vl"
     revision = "llama_nemotron_vl 1"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 
-    def __init__(self, path: Path, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        """Read the tokenizer.
+
+        Raises ``CheckpointError`` for a control token that it lacks, and for ids that disagree with the
+        configuration.
+        """
+        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
         super().__init__(
-            path, config.text, tokenizer.plain, max_tokens=config.max_tokens, dimensions=config.dimensions
+            path, config.text, tokenizer, max_tokens=config.max_tokens, dimensions=config.dimensions
         )
         self.config = config
-        self.placeholder = tokenizer.image_context
+        self._image_start, self._image_end, self.placeholder = map(tokenizer.id_of, _MARKS)
+        if self.placeholder != config.prompt.image_token_id:
+            raise CheckpointError(
+                f"{tokenizer.path}: {_MARKS[2]} has id {self.placeholder},"
+                f" but img_context_token_id is {config.prompt.image_token_id}"
+            )
+        self.bos = bos_of(tokenizer)
+        self._strips_before_image = bool(tokenizer.added[_MARKS[0]].get("lstrip"))
+        self.strips_after_image = bool(tokenizer.added[_MARKS[1]].get("rstrip"))
         self._rows_per_tile = config.tokens_per_tile
         self.image_axes = "units", config.tokens_per_tile
-        self._controls = tokenizer
 
     @classmethod
     def open(cls, path: Path) -> LlamaNemotronVL:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config = read_config(path, cls.kind)
-        return cls(path, config, TextTokenizer.open(path, config))
+        return cls(path, read_config(path, cls.kind))
 
     @cached_property
     def vision(self) -> VisionSpec:
@@ -87,27 +102,22 @@ class LlamaNemotronVL(TowerModel):
 
         A marker that strips takes the space beside it.
         """
-        tokenizer, prefix = self._controls, self.config.prompt.prefixes[content.role]
+        prefix = self.config.prompt.prefixes[content.role]
         if not content.images:
-            return text_segments(tokenizer.bos, prefix, content)
+            return text_segments(self.bos, prefix, content)
         spaced = " " + "".join(texts_of(content))
-        run = Run("", spaced.lstrip() if tokenizer.strips_after_image else spaced)
+        run = Run("", spaced.lstrip() if self.strips_after_image else spaced)
         return [*self.before_text(prefix, content.images), run]
 
     def before_text(self, prefix: str, images: Sequence[ImagePlan]) -> list[Segment]:
         """What stands before the text of a prompt with images: BOS, the prefix, and the images."""
-        tokenizer = self._controls
-        before, after = tokenizer.strips_before_image, tokenizer.strips_after_image
-        made: list[Segment] = [tokenizer.bos, Fixed(prefix.rstrip() if before else prefix)]
+        before, after = self._strips_before_image, self.strips_after_image
+        made: list[Segment] = [self.bos, Fixed(prefix.rstrip() if before else prefix)]
         for position, image in enumerate(images):
             if position and not before and not after:
                 made.append(Fixed(" "))
-            made += (tokenizer.image_start, image, tokenizer.image_end)
+            made += (self._image_start, image, self._image_end)
         return made
-
-    def unit_positions(self, image: ImagePlan) -> Int32Array:
-        """Tiles know their places themselves: int32 ``[0, units]``."""
-        return np.empty((0, image.units), np.int32)
 
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         tiles = cut(picture, self.config.image, empty)
@@ -129,7 +139,7 @@ class LlamaNemotronVL(TowerModel):
         given: Any = {"dtype": dtype, "device": device, "max_sequences": max_sequences}
         if stage != "vision":
             return super().load_stage(stage, layout=layout, **given)
-        from tessera.models.llama_nemotron_vl.stages import vision_stage
+        from tessera.models.llama_nemotron_vl.loading import vision_stage
 
         check_stage(stage, layout, (stage,))
         return vision_stage(self.path, self.config, **given)
@@ -138,4 +148,23 @@ class LlamaNemotronVL(TowerModel):
         return nbytes(used_for_vision(self.config), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return vision_activations(self.config, units) * FLOATS[dtype].itemsize
+        return self.config.vision_activations(units) * FLOATS[dtype].itemsize
+
+
+def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
+    # Late interaction has the same class, and may have no other mark than this one.
+    if Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
+        from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
+
+        return LlamaNemotronColEmbedVL.open(path)
+    return LlamaNemotronVL.open(path)
+
+
+FAMILY: Family = OptionsFamily(
+    name=LlamaNemotronVL.family,
+    model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-embed-vl-1b-v2",),
+    options=NoOptions,
+    opened=_open,
+    architectures=("LlamaNemotronVLModel",),
+)

@@ -13,8 +13,8 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
 from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, VisionConfig
-from tessera.models.stored_names import is_unused
-from tessera.nn.spec import TextSpec
+from tessera.models.stored_names import part_name
+from tessera.nn.spec import TextSpec, linear_shapes, norm_shapes
 
 # longest first, because the shorter ones are beginnings or endings of the longer
 _PREFIXES = (
@@ -25,21 +25,11 @@ _PREFIXES = (
     ("language_model.", "text."),
     ("score.", "text.head."),
 )
-_OUTER = "model."
 
 
 def canonical(name: str) -> str | None:
-    """The canonical name of a stored tensor; ``None`` for one that the forward pass does not use.
-
-    A name with no known prefix comes back as it is, and then matches nothing that is expected.
-    """
-    found = name
-    bare = name.removeprefix(_OUTER)
-    for prefix, part in _PREFIXES:
-        if bare.startswith(prefix):
-            found = part + bare.removeprefix(prefix)
-            break
-    return None if found.startswith("vision.head.") or is_unused(found) else found
+    """The canonical name of a stored tensor, as ``part_name`` says."""
+    return part_name(name, _PREFIXES)
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -75,25 +65,18 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
     for layer in range(layers):
         stem = f"encoder.layers.{layer}."
         for norm in ("layer_norm1", "layer_norm2"):
-            shapes |= {f"{stem}{norm}.weight": (hidden,), f"{stem}{norm}.bias": (hidden,)}
+            shapes |= norm_shapes(stem + norm, hidden)
         for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes[f"{stem}self_attn.{projection}.weight"] = (hidden, hidden)
-            shapes[f"{stem}self_attn.{projection}.bias"] = (hidden,)
-        shapes |= {f"{stem}mlp.fc1.weight": (wide, hidden), f"{stem}mlp.fc1.bias": (wide,)}
-        shapes |= {f"{stem}mlp.fc2.weight": (hidden, wide), f"{stem}mlp.fc2.bias": (hidden,)}
+            shapes |= linear_shapes(f"{stem}self_attn.{projection}", hidden, hidden)
+        shapes |= linear_shapes(f"{stem}mlp.fc1", hidden, wide)
+        shapes |= linear_shapes(f"{stem}mlp.fc2", wide, hidden)
     if final_norm:
-        shapes |= {"post_layernorm.weight": (hidden,), "post_layernorm.bias": (hidden,)}
+        shapes |= norm_shapes("post_layernorm", hidden)
     return {f"vision.{name}": shape for name, shape in shapes.items()}
 
 
 def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextSpec) -> Shapes:
     """The projector's tensors by canonical name."""
     features, hidden = vision.hidden * config.factor**2, text.layer.hidden
-    return {
-        "projector.0.weight": (features,),
-        "projector.0.bias": (features,),
-        "projector.1.weight": (hidden, features),
-        "projector.1.bias": (hidden,),
-        "projector.3.weight": (hidden, hidden),
-        "projector.3.bias": (hidden,),
-    }
+    first, second = ("projector.1", features, hidden), ("projector.3", hidden, hidden)
+    return norm_shapes("projector.0", features) | linear_shapes(*first) | linear_shapes(*second)

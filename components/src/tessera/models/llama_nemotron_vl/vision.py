@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
-from tessera.models.llama_nemotron_vl.layers import vision_layer
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Form
 from tessera.nn.layer import LayerNorm, Stack
@@ -29,7 +28,7 @@ class Encoder(nn.Module):
             patch=config.patch_size,
         )
         self.positions = Table(config.grid**2, config.hidden)
-        self.layers = Stack(vision_layer(config), config.layers_used)
+        self.layers = Stack(config.layer, config.layers_used)
         self.post_layernorm = LayerNorm(config.hidden, eps=config.eps) if config.final_norm else None
         self.form: Form = PLAIN
 

@@ -1,12 +1,10 @@
-"""The decoder that all Qwen3 checkpoints have, as ``config.json`` describes it; torch-free.
-
-A key that may be absent takes the default of the class in ``transformers`` that would have read it.
-"""
+"""The decoder that all Qwen3 checkpoints have, as ``config.json`` describes it; torch-free."""
 
 from __future__ import annotations
 
 from tessera.checkpoint.section import Section
-from tessera.nn.spec import LayerSpec, RopeSpec, TextSpec
+from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
+from tessera.nn.spec import RopeSpec, TextSpec
 
 
 def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:
@@ -14,30 +12,10 @@ def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0
 
     Raises ``CheckpointError`` for what no released Qwen3 embedding model has: biases, windows, scaled RoPE.
     """
-    for key in ("attention_bias", "use_sliding_window"):
-        if section.flag(key, False):
-            raise section.error(key, "is true, which is not supported")
-    heads = section.integer("num_attention_heads", 32)
-    kv_heads = section.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")
-    head_dim = section.integer("head_dim", 128)
-    if head_dim % 2:
-        raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
-    layer = LayerSpec(
-        hidden=section.integer("hidden_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=section.integer("intermediate_size"),
-        activation=section.string("hidden_act", "silu", among=("silu",)),
-        norm="rms",
-        eps=section.number("rms_norm_eps", 1e-6),
-        gated=True,
-        causal=True,
-        qk_norm=True,
-    )
-    rope = _rope(section)
+    refuse_flags(section, "attention_bias", "use_sliding_window", why=", which is not supported")
+    layer = read_layer(section, activations=("silu",), head_dim=128, causal=True, qk_norm=True)
+    rope = rope_section(section)
+    rope_type(rope, ("default",))
     layers = section.integer("num_hidden_layers")
     if levels > layers:
         raise section.error("num_hidden_layers", f"is {layers}, but vision rows enter behind {levels} layers")
@@ -47,27 +25,12 @@ def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0
         layer=layer,
         rope=RopeSpec(
             theta=rope.number("rope_theta", section.number("rope_theta", theta)),
-            sections=_sections(rope, head_dim) if sections else (),
+            sections=_sections(rope, layer.head_dim) if sections else (),
             interleaved=sections,
         ),
         pooling="last",
         levels=levels,
     )
-
-
-def max_positions(section: Section) -> int:
-    """The longest input that the positions were trained for."""
-    return section.integer("max_position_embeddings")
-
-
-def _rope(section: Section) -> Section:
-    """The object of RoPE: ``rope_scaling``, saved as ``rope_parameters`` by ``transformers`` from 5.0 on."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if section.has(key):
-            rope = section.section(key)
-            rope.string("rope_type" if rope.has("rope_type") else "type", "default", among=("default",))
-            return rope
-    return Section(path=section.path, prefix=section.prefix, values={})
 
 
 def _sections(rope: Section, head_dim: int) -> tuple[int, int, int]:

@@ -10,15 +10,14 @@ import msgspec
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, Role
+from tessera.models.base import Content, Family, Role
+from tessera.models.decoder import max_positions
+from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.qwen3.config import max_positions, read_text
+from tessera.models.qwen3.config import read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
-from tessera.models.text_only import TextOnly
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
-
-FAMILY_NAME: Final = "qwen3_embedding"
 
 _ARCHITECTURES: Final = (["Qwen3ForCausalLM"], ["Qwen3Model"])
 _DEFAULT_THETA: Final = 1_000_000.0
@@ -33,33 +32,26 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
 
 
-class Qwen3Embedding(TextOnly, TowerModel):
+class Qwen3Embedding(TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
-    family = FAMILY_NAME
+    family = "qwen3_embedding"
     revision = "qwen3_embedding 1"
     takes_instructions = True
 
-    @classmethod
-    def open(cls, path: Path, options: Options) -> Qwen3Embedding:
+    def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         max_tokens = min(options.max_tokens, max_positions(config))
         widths = frozenset(range(_SMALLEST, text.layer.hidden))
-        model = cls(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
-        model._query_instruction = options.query_instruction
-        model._end = tokenizer.id_of(END_OF_TEXT)
-        return model
-
-    _query_instruction: str
-    _end: int
+        super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
+        self._query_instruction = options.query_instruction
+        self._end = tokenizer.id_of(END_OF_TEXT)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """``Instruct: task``, a line break and ``Query:`` before a query; documents stand as they are."""
-        if content.images:
-            self._refuse(param)
         task = content.instruction
         if content.role is Role.PASSAGE and task is not None:
             raise InvalidInput(
@@ -75,3 +67,12 @@ def read_config(config: Section) -> TextSpec:
     if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
     return read_text(config, theta=_DEFAULT_THETA, sections=False)
+
+
+FAMILY: Family = OptionsFamily(
+    name=Qwen3Embedding.family,
+    model_types=("qwen3",),
+    hub_models=("Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "Qwen/Qwen3-Embedding-8B"),
+    options=Options,
+    opened=Qwen3Embedding,
+)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.section import Section
-from tessera.models.qwen3.config import max_positions, read_text
+from tessera.models.decoder import max_positions
+from tessera.models.qwen3.config import read_text
 from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import LayerSpec, TextSpec
 
@@ -103,19 +104,12 @@ def _vision(section: Section) -> VisionConfig:
     blocks = section.integers("deepstack_visual_indexes")
     if list(blocks) != sorted(set(blocks)) or any(not 0 <= block < layers for block in blocks):
         raise section.error("deepstack_visual_indexes", f"must ascend within the {layers} blocks")
-    layer = LayerSpec(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=section.integer("intermediate_size"),
+    layer = LayerSpec.encoder(
+        hidden,
+        heads,
+        section.integer("intermediate_size"),
         activation=section.string("hidden_act", "gelu_pytorch_tanh", among=("gelu_pytorch_tanh",)),
-        norm="layer",
         eps=1e-6,
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
     )
     return VisionConfig(
         layers=layers,

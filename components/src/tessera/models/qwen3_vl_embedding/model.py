@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.models.base import Content
+from tessera.models.base import Content, Family
+from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import read_config
 
-FAMILY_NAME: Final = "qwen3_vl_embedding"
 _SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
 
 
@@ -26,20 +26,16 @@ class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
 class Qwen3VLEmbedding(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``."""
 
-    family = FAMILY_NAME
+    family = "qwen3_vl_embedding"
     revision = "qwen3_vl_embedding 1"
     takes_instructions = True
 
-    @classmethod
-    def open(cls, path: Path, options: Options) -> Qwen3VLEmbedding:
+    def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
         widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
-        model = cls(path, config, options, dimensions=widths)
-        model._instruction = options.instruction
-        return model
-
-    _instruction: str
+        super().__init__(path, config, options, dimensions=widths)
+        self._instruction = options.instruction
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
@@ -57,3 +53,12 @@ def punctuated(instruction: str) -> str:
     if stripped and not unicodedata.category(stripped[-1]).startswith("P"):
         return f"{stripped}."
     return stripped
+
+
+FAMILY: Family = OptionsFamily(
+    name=Qwen3VLEmbedding.family,
+    model_types=("qwen3_vl",),
+    hub_models=("Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Embedding-8B"),
+    options=Options,
+    opened=Qwen3VLEmbedding,
+)

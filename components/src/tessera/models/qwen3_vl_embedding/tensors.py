@@ -13,21 +13,16 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
 from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
+from tessera.models.stored_names import part_name
+from tessera.nn.spec import linear_shapes, norm_shapes
 
-_PREFIXES = (("visual.", "vision."), ("language_model.", "text."))
-_OUTER = "model."
-_UNUSED = "lm_head."
+PREFIXES = (("visual.", "vision."), ("language_model.", "text."))
+"""As ``part_name`` takes them."""
 
 
 def canonical(name: str) -> str | None:
-    """The canonical name of a stored tensor; ``None`` for the head that generates text."""
-    bare = name.removeprefix(_OUTER)
-    if bare.startswith(_UNUSED):
-        return None
-    for prefix, part in _PREFIXES:
-        if bare.startswith(prefix):
-            return part + bare.removeprefix(prefix)
-    return name
+    """The canonical name of a stored tensor, as ``part_name`` says."""
+    return part_name(name, PREFIXES)
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -56,21 +51,19 @@ def vision_shapes(config: VisionConfig) -> Shapes:
     }
     for block in range(config.layers):
         stem = f"blocks.{block}."
-        for norm in ("norm1", "norm2"):
-            shapes |= {f"{stem}{norm}.weight": (hidden,), f"{stem}{norm}.bias": (hidden,)}
-        shapes |= _linear(f"{stem}attn.qkv", hidden, 3 * hidden) | _linear(f"{stem}attn.proj", hidden, hidden)
-        shapes |= _linear(f"{stem}mlp.linear_fc1", hidden, wide) | _linear(
-            f"{stem}mlp.linear_fc2", wide, hidden
-        )
+        shapes |= norm_shapes(f"{stem}norm1", hidden) | norm_shapes(f"{stem}norm2", hidden)
+        for name, inner, columns in (
+            ("attn.qkv", hidden, 3 * hidden),
+            ("attn.proj", hidden, hidden),
+            ("mlp.linear_fc1", hidden, wide),
+            ("mlp.linear_fc2", wide, hidden),
+        ):
+            shapes |= linear_shapes(stem + name, inner, columns)
     merged = hidden * config.merge**2
     mergers = [("merger", hidden)]
     mergers += [(f"deepstack_merger_list.{level}", merged) for level in range(len(config.deepstack))]
     for name, normalised in mergers:
-        shapes |= {f"{name}.norm.weight": (normalised,), f"{name}.norm.bias": (normalised,)}
-        shapes |= _linear(f"{name}.linear_fc1", merged, merged)
-        shapes |= _linear(f"{name}.linear_fc2", merged, config.out_hidden)
+        shapes |= norm_shapes(f"{name}.norm", normalised)
+        shapes |= linear_shapes(f"{name}.linear_fc1", merged, merged)
+        shapes |= linear_shapes(f"{name}.linear_fc2", merged, config.out_hidden)
     return {f"vision.{name}": shape for name, shape in shapes.items()}
-
-
-def _linear(name: str, features: int, out: int) -> Shapes:
-    return {f"{name}.weight": (out, features), f"{name}.bias": (out,)}

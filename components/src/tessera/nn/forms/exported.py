@@ -39,37 +39,30 @@ class Exported(Form):
     def layer_norm(self, stream: Residual, norm: LayerNorm) -> Rows:
         if norm.offset is None:
             return super().layer_norm(stream, norm)
-        found: torch.Tensor = products.offset_layer_norm(
-            stream.rows, norm.offset, norm.weight, norm.bias, norm.eps
-        )
-        return found
+        return products.offset_layer_norm(stream.rows, norm.offset, norm.weight, norm.bias, norm.eps)
 
     def product(self, linear: Linear, rows: Rows) -> torch.Tensor:
         if not gemm.serves(linear.weight):
             return super().product(linear, rows)
-        found: torch.Tensor
         if linear.bias is None:
-            found = products.wide_product(tensor(rows), linear.weight)
-            return found
-        found = products.biased_product(tensor(rows), linear.weight, linear.bias)
-        return found
+            return products.wide_product(tensor(rows), linear.weight)
+        return products.biased_product(tensor(rows), linear.weight, linear.bias)
 
     def activated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
         if activation not in GELU_TANH or linear.bias is None:
             return super().activated(linear, rows, activation)
-        found: torch.Tensor
         if gemm.serves(linear.weight):
-            found = products.gelu_product(tensor(rows), linear.weight, linear.bias)
-            return found
+            return products.gelu_product(tensor(rows), linear.weight, linear.bias)
         # A compiler would add the activation as a kernel of its own; the product can apply it on its way out.
-        found = torch.ops.aten._addmm_activation(linear.bias, tensor(rows), linear.weight.t(), use_gelu=True)
+        found: torch.Tensor = torch.ops.aten._addmm_activation(
+            linear.bias, tensor(rows), linear.weight.t(), use_gelu=True
+        )
         return found
 
     def gated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
         if activation != "silu" or linear.bias is not None or not gemm.serves(linear.weight):
             return super().gated(linear, rows, activation)
-        found: torch.Tensor = products.gated_product(tensor(rows), linear.weight)
-        return found
+        return products.gated_product(tensor(rows), linear.weight)
 
     def add_product(self, stream: Residual, linear: Linear, rows: Rows) -> None:
         if not gemm.serves(linear.weight):
@@ -122,8 +115,7 @@ class ExportedPacked(Masked):
         if not supports(q.shape[2]):
             return super().attend(q, k, v, causal=causal)
         if gemm.serves(q):
-            found: torch.Tensor = products.attention(q, k, v, self.cu_seqlens, causal)
-            return found
+            return products.attention(q, k, v, self.cu_seqlens, causal)
         attended: torch.Tensor = exported_ops.packed_attention(q, k, v, self.cu_seqlens, self._search, causal)
         return attended
 

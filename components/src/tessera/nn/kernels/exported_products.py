@@ -6,16 +6,44 @@ CUDA graphs are replayed that happens while they are recorded and never again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
 import torch
 from torch.library import custom_op
 
 from tessera.nn.kernels import gemm
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 OPERATORS = ("wide_product", "gated_product", "gelu_product", "biased_product", "add_product")
 """Those that may run a GEMM of the library."""
 
 
-@custom_op("tessera::wide_product", mutates_args=())
+def _operator(
+    traced: Callable[..., torch.Tensor | None] = lambda *_: None, *, writes: str = ""
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function an operator of its name, which may write to one of its arguments.
+
+    ``traced`` gives an empty answer of the right shape where there are no values.
+    """
+
+    def register(function: Callable[P, T]) -> Callable[P, T]:
+        operator = custom_op(f"tessera::{function.__name__}", mutates_args=(writes,) if writes else ())(
+            function
+        )
+        operator.register_fake(traced)
+        return cast(Callable[P, T], operator)
+
+    return register
+
+
+def _columns(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+@_operator(_columns)
 def wide_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``gemm.product`` without a bias."""
     if len(rows) < gemm.LEAST_ROWS:
@@ -23,23 +51,13 @@ def wide_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return gemm.product(rows.contiguous(), weight)
 
 
-@wide_product.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0])
-
-
-@custom_op("tessera::gated_product", mutates_args=())
+@_operator(lambda rows, weight: rows.new_empty(rows.shape[0], weight.shape[0] // 2))
 def gated_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``gemm.gated``."""
     return gemm.gated(rows.contiguous(), weight)
 
 
-@gated_product.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0] // 2)
-
-
-@custom_op("tessera::gelu_product", mutates_args=())
+@_operator(_columns)
 def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``gemm.gelu_tanh``."""
     if len(rows) < gemm.LEAST_ROWS:
@@ -47,12 +65,7 @@ def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -
     return gemm.gelu_tanh(rows.contiguous(), weight, bias.float())
 
 
-@gelu_product.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0])
-
-
-@custom_op("tessera::biased_product", mutates_args=())
+@_operator(_columns)
 def biased_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``gemm.product``."""
     if len(rows) < gemm.LEAST_ROWS:
@@ -60,12 +73,7 @@ def biased_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     return gemm.product(rows.contiguous(), weight, bias.float())
 
 
-@biased_product.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0])
-
-
-@custom_op("tessera::offset_layer_norm", mutates_args=())
+@_operator(lambda rows, *_: torch.empty_like(rows, memory_format=torch.contiguous_format))
 def offset_layer_norm(
     rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
@@ -75,14 +83,7 @@ def offset_layer_norm(
     return layer_norm(rows.contiguous(), offset.contiguous(), weight, bias, eps)
 
 
-@offset_layer_norm.register_fake
-def _(
-    rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    return torch.empty_like(rows, memory_format=torch.contiguous_format)
-
-
-@custom_op("tessera::rotate", mutates_args=("heads",))
+@_operator(writes="heads")
 def rotate(heads: torch.Tensor, count: int, cosines: torch.Tensor, sines: torch.Tensor) -> None:
     """``rotary.rotate_in_place``."""
     from tessera.nn.kernels.rotary import rotate_in_place
@@ -90,12 +91,7 @@ def rotate(heads: torch.Tensor, count: int, cosines: torch.Tensor, sines: torch.
     rotate_in_place(heads, count, cosines.contiguous(), sines.contiguous())
 
 
-@rotate.register_fake
-def _(heads: torch.Tensor, count: int, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    return None
-
-
-@custom_op("tessera::norm_and_rotate", mutates_args=("heads",))
+@_operator(writes="heads")
 def norm_and_rotate(
     heads: torch.Tensor,
     q_heads: int,
@@ -113,21 +109,7 @@ def norm_and_rotate(
     norm_and_rotate_in_place(heads, q_heads, kv_heads, q_weight, k_weight, eps, cosines, sines)
 
 
-@norm_and_rotate.register_fake
-def _(
-    heads: torch.Tensor,
-    q_heads: int,
-    kv_heads: int,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    eps: float,
-    cosines: torch.Tensor,
-    sines: torch.Tensor,
-) -> None:
-    return None
-
-
-@custom_op("tessera::attention", mutates_args=())
+@_operator(lambda q, *_: q.new_empty(q.shape))
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, causal: bool
 ) -> torch.Tensor:
@@ -137,14 +119,7 @@ def attention(
     return packed_attention(q, k, v, cu_seqlens.contiguous(), len(q), causal=causal)
 
 
-@attention.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, causal: bool
-) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
-@custom_op("tessera::add_product", mutates_args=("onto",))
+@_operator(writes="onto")
 def add_product(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, wide_rows: int) -> None:
     """``onto += rows @ weight.T`` within the product; by ``gemm`` from ``wide_rows`` rows on, if not 0.
 
@@ -154,8 +129,3 @@ def add_product(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, wi
         gemm.add_product(onto, rows.contiguous(), weight)
     else:
         onto.addmm_(rows, weight.t())
-
-
-@add_product.register_fake
-def _(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, wide_rows: int) -> None:
-    return None

@@ -7,17 +7,14 @@ import torch
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, TransportUnavailable
+from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.shm import MappedSlab
 from tessera.transport.slab.device_memory import DeviceMemory, finished, index_of
-from tessera.transport.slab.geometry import (
-    Geometry,
-    decode_address,
-    slab_info,
-)
+from tessera.transport.slab.geometry import Geometry, decode_address, slab_info
 from tessera.transport.slab.memory import HostAddress, HostMemory
-from tessera.transport.slab.slab import Slab, Slot
-from tessera.wire import Handle, ReaderInfo, SlabInfo
+from tessera.transport.slab.slab import Slab
+from tessera.wire import ReaderInfo, SlabInfo
 
 
 class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,33 +26,21 @@ class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     geometry: Geometry
 
 
-class CudaIpcTransport:
-    """Kind ``cuda_ipc``; see ``Transport`` for the contract."""
+class CudaIpcTransport(Transport):
+    """Kind ``cuda_ipc``."""
 
     kind = "cuda_ipc"
-    registrations = 0
 
     def __init__(self, producer: str, slab: Slab | None = None) -> None:
-        self._producer = producer
-        self._slab = slab
-        self._info: SlabInfo | None = None
-
-    @property
-    def info(self) -> SlabInfo | None:
-        if self._slab is not None and self._info is None:
-            self._info = slab_info(self.kind, self._producer, self._slab, _share(self._slab))
-        return self._info
+        super().__init__(producer, slab)
+        if slab is not None:
+            self.info = slab_info(self.kind, producer, slab.name, _share(slab))
 
     def reaches(self, reader: ReaderInfo) -> bool:
         assert self._slab is not None
         return reader.host == host_id() and device_ids()[index_of(self._slab.device)] in reader.devices
 
-    async def publish(self, slot: Slot) -> Handle:
-        if self._slab is None:
-            raise HandOffError("this process has no slab to publish from")
-        return self._slab.lease(slot, self.kind, self._producer)
-
-    def connect(self, info: SlabInfo) -> MappedSlab:
+    def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, CudaIpcAddress)
         if address.device not in device_ids():
             raise TransportUnavailable(f"slab {info.slab} lies on a GPU that this process does not see")
@@ -66,9 +51,6 @@ class CudaIpcTransport:
             memory.close()
             raise
         return MappedSlab(info, memory, rows, _copy)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 async def _copy(source: torch.Tensor, into: torch.Tensor) -> None:

@@ -8,56 +8,45 @@ import torch
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
+from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.slab import Slot, destination, dtype_name
-from tessera.wire import Handle, ReaderInfo, SlabInfo
+from tessera.transport.slab.slab import Slot, destination
+from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
 
 
-class InlineTransport:
-    """Kind ``inline``; see ``Transport`` for the contract. The slot is free as soon as it is published."""
+class InlineTransport(Transport):
+    """Kind ``inline``, of one ``INLINE`` for all peers. The slot is free as soon as it is published."""
 
     kind = "inline"
-    registrations = 0
-
-    def __init__(self, producer: str) -> None:
-        self._producer = producer
-
-    @property
-    def info(self) -> SlabInfo | None:
-        return None
-
-    def reaches(self, reader: ReaderInfo) -> bool:
-        return True
 
     async def publish(self, slot: Slot) -> Handle:
         if slot.state != "held":
             raise HandOffError("only a slot that was neither published nor freed can be published")
-        rows = slot.rows
         handle = Handle(
             kind=self.kind,
             producer=self._producer,
             slab="",
             offset=0,
             shape=slot.shape,
-            dtype=dtype_name(rows.dtype),
+            dtype=slot.slab.geometry.dtype,
             lease=slot.lease,
-            data=rows.cpu().view(torch.uint8).numpy().tobytes(),
+            data=slot.rows.cpu().view(torch.uint8).numpy().tobytes(),
         )
         slot.free()
         return handle
 
-    def connect(self, info: SlabInfo) -> InlineSlab:
+    def connect(self, info: SlabInfo) -> PeerSlab:
         return INLINE
 
-    def close(self) -> None:
-        """Nothing is held."""
 
+class InlineSlab(PeerSlab):
+    """Rows that came with their handle; no slab is reached and nothing leased."""
 
-class InlineSlab:
-    """Implements ``PeerSlab`` for rows that came with their handle; no slab is reached and nothing leased."""
+    def __init__(self) -> None:
+        """Belong to no slab."""
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         _check(handle)

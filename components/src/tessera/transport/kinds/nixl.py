@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import torch
 
-from tessera.errors import ConfigError, HandOffError, LeaseExpired
+from tessera.errors import ConfigError, LeaseExpired
+from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.kinds.nixl_agent import NixlAgent
 from tessera.transport.settings import TransportSettings
-from tessera.transport.slab.geometry import (
-    Geometry,
-    decode_address,
-    slab_info,
-    unknown_slab,
-)
+from tessera.transport.slab.geometry import Geometry, decode_address, slab_info
 from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.transport.slab.space import Space
-from tessera.wire import Handle, ReaderInfo, SlabInfo
+from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
@@ -40,15 +36,13 @@ _STAGING_MB: Final = 64
 class NixlOptions:
     """``staging_bytes`` bounds the rows a reader has under way; ``timeout_seconds`` bounds one read.
 
-    ``gpu_direct`` lets peers read a CUDA slab itself and not its host copy, which is only faster where
-    the backend reaches device memory without going through the host. ``interfaces`` are the network
-    devices to use, separated by commas (``lo``, ``eth0``, ``mlx5_0:1``), for every agent of this process
-    that is made afterwards; empty means all of them. UCX listens on them without authentication.
+    ``interfaces`` are the network devices to use, separated by commas (``lo``, ``eth0``, ``mlx5_0:1``), for
+    every agent of this process that is made afterwards; empty means all of them. UCX listens on them without
+    authentication.
     """
 
     staging_bytes: int
     timeout_seconds: float = 10.0
-    gpu_direct: bool = False
     interfaces: str
 
     @classmethod
@@ -68,7 +62,6 @@ class NixlAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     metadata: bytes
     rows: int
     leases: int
-    device: int | None
     geometry: Geometry
 
 
@@ -81,60 +74,39 @@ class _Staging:
         self.words_space = Space(_WORDS, name="NIXL staging memory for leases")
         self.words = torch.zeros(_WORDS, dtype=torch.int64)
         self.rows = torch.empty(pages * _PAGE, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        agent.register(
-            [(self.words.data_ptr(), 8 * _WORDS, 0), (self.rows.data_ptr(), pages * _PAGE, 0)], device=False
-        )
+        agent.register([(self.words.data_ptr(), 8 * _WORDS, 0), (self.rows.data_ptr(), pages * _PAGE, 0)])
 
 
-class NixlTransport:
-    """Kind ``nixl``; see ``Transport`` for the contract."""
+class NixlTransport(Transport):
+    """Kind ``nixl``."""
 
     kind = "nixl"
 
     def __init__(self, producer: str, slab: Slab | None = None, *, options: NixlOptions) -> None:
-        self._producer = producer
-        self._slab = slab
+        super().__init__(producer, slab)
         self._options = options
         self._agent = NixlAgent(producer, interfaces=options.interfaces)
         self._staging: _Staging | None = None
-        self._info: SlabInfo | None = None
         self._published = False
         if slab is not None:
             try:
-                self._info = self._register(slab)
+                self.info = self._register(slab)
             except BaseException:
                 self._agent.close()
                 raise
 
     @property
-    def quarantined(self) -> int:
-        """Reads given up but not over; the staging memory of each is out of use until it is."""
-        return self._agent.quarantined
-
-    @property
     def registrations(self) -> int:
-        """Regions of this process's memory that peers or reads may use."""
         return self._agent.registrations
 
-    @property
-    def info(self) -> SlabInfo | None:
-        return self._info
-
-    def reaches(self, reader: ReaderInfo) -> bool:
-        return True
-
-    async def publish(self, slot: Slot) -> Handle:
-        if self._slab is None:
-            raise HandOffError("this process has no slab to publish from")
-        if not self._direct(self._slab):
-            await self._slab.stage(slot)
+    async def _prepare(self, slot: Slot) -> None:
+        await slot.slab.stage(slot)
         if not self._published:
             # The agent is asked for its peers' messages from here on: before, no reader can have any.
-            self._slab.add_source(self._finished_leases)
+            slot.slab.add_source(self._finished_leases)
             self._published = True
-        return self._slab.lease(slot, self.kind, self._producer)
 
-    def connect(self, info: SlabInfo) -> NixlSlab:
+    def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, NixlAddress)
         if self._staging is None:
             self._staging = _Staging(self._agent, self._options.staging_bytes)
@@ -146,34 +118,27 @@ class NixlTransport:
     def close(self) -> None:
         self._agent.close()
         self._staging = None
-        self._info = None
+        self.info = None
 
     def _register(self, slab: Slab) -> SlabInfo:
-        rows = slab.rows if self._direct(slab) else slab.host_rows
-        leases = slab.memory.lease_tensor()
-        geometry = slab.geometry
-        device = slab.device.index or 0 if self._direct(slab) else None
-        self._agent.register([(leases.data_ptr(), 8 * geometry.blocks, 0)], device=False)
-        self._agent.register([(rows.data_ptr(), geometry.nbytes, device or 0)], device=device is not None)
+        rows, leases, geometry = slab.host_rows, slab.memory.lease_tensor(), slab.geometry
+        self._agent.register([(leases.data_ptr(), 8 * geometry.blocks, 0)])
+        self._agent.register([(rows.data_ptr(), geometry.nbytes, 0)])
         address = NixlAddress(
             metadata=self._agent.metadata(),
             rows=rows.data_ptr(),
             leases=leases.data_ptr(),
-            device=device,
             geometry=geometry,
         )
-        return slab_info(self.kind, self._producer, slab, address)
-
-    def _direct(self, slab: Slab) -> bool:
-        return self._options.gpu_direct and slab.device.type == "cuda"
+        return slab_info(self.kind, self._producer, slab.name, address)
 
     def _finished_leases(self) -> list[int]:
         """Called by the slab's sweep."""
         return [int.from_bytes(message, "little") for message in self._agent.notifications()]
 
 
-class NixlSlab:
-    """Implements ``PeerSlab``: reads a registered slab by way of this process's staging memory."""
+class NixlSlab(PeerSlab):
+    """Reads a registered slab by way of this process's staging memory."""
 
     def __init__(
         self,
@@ -185,13 +150,12 @@ class NixlSlab:
         *,
         timeout: float,
     ) -> None:
+        super().__init__(info, address.geometry)
         self._agent = agent
         self._peer = peer
-        self._producer = info.producer
         self._address = address
         self._staging = staging
         self._timeout = timeout
-        self._closed = False
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._check(handle)
@@ -199,15 +163,14 @@ class NixlSlab:
         if await self._lease_word(block) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
         staging, address = self._staging, self._address
-        nbytes = handle.shape[0] * address.geometry.row_bytes
+        nbytes = handle.shape[0] * self._geometry.row_bytes
         shared = await staging.rows_space.share(-(-nbytes // _PAGE), timeout=self._timeout)
         try:
             first = shared.start * _PAGE
             await self._agent.read(
                 self._peer,
                 (staging.rows.data_ptr() + first, nbytes, 0),
-                (address.rows + handle.offset, nbytes, address.device or 0),
-                remote_device=address.device is not None,
+                (address.rows + handle.offset, nbytes, 0),
                 timeout=self._timeout,
                 memory=shared,
             )
@@ -221,23 +184,13 @@ class NixlSlab:
         block = self._check(handle)
         return await self._lease_word(block, message=_message(handle)) == handle.lease
 
-    def abandon(self, handle: Handle) -> None:
-        try:
-            self._check(handle)
-        except HandOffError:
-            return
+    def _give_back(self, block: int, handle: Handle) -> None:
         self._agent.notify(self._peer, _message(handle))
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            super().close()
             self._agent.remove_peer(self._peer)
-
-    def _check(self, handle: Handle) -> int:
-        """Check the handle; the block whose lease word speaks for its slot."""
-        if self._closed:
-            raise unknown_slab(handle)
-        return self._address.geometry.check(handle, NixlTransport.kind, self._producer)
 
     async def _lease_word(self, block: int, message: bytes = b"") -> int:
         staging, address = self._staging, self._address

@@ -104,10 +104,10 @@ class NixlAgent:
         """Reads that were given up and may still write to their memory."""
         return sum(transfer.given_up for transfer in self._running)
 
-    def register(self, ranges: Sequence[Range], *, device: bool) -> None:
+    def register(self, ranges: Sequence[Range]) -> None:
         """Make memory readable, or writable by this agent's own reads, until ``close``."""
         entries = [(address, nbytes, index, "") for address, nbytes, index in ranges]
-        descriptors = self._nixl.nixlRegDList(self._segment(device), entries)
+        descriptors = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, entries)
         try:
             self._agent.registerMem(descriptors, [])
         except Exception as error:
@@ -155,7 +155,6 @@ class NixlAgent:
         local: Range,
         remote: Range,
         *,
-        remote_device: bool = False,
         message: bytes = b"",
         timeout: float,
         memory: SharedRange,
@@ -171,7 +170,7 @@ class NixlAgent:
             handle = self._agent.createXferReq(
                 nixl.NIXL_READ,
                 nixl.nixlXferDList(nixl.DRAM_SEG, [local]),
-                nixl.nixlXferDList(self._segment(remote_device), [remote]),
+                nixl.nixlXferDList(nixl.DRAM_SEG, [remote]),
                 peer,
                 message,
                 [],
@@ -269,6 +268,3 @@ class NixlAgent:
         except Exception as error:
             _log.debug("NIXL cannot release a read: %s", error)
         transfer.memory.drop()
-
-    def _segment(self, device: bool) -> Any:
-        return self._nixl.VRAM_SEG if device else self._nixl.DRAM_SEG

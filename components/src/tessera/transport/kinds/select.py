@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from tessera.errors import ConfigError
@@ -43,20 +45,12 @@ def _obstacle(kind: str, slab_device: torch.device | None) -> str | None:
     return None
 
 
-def needs_host_copy(kind: str, *, nixl: NixlOptions) -> bool:
-    """Whether readers by this kind copy a slab out of host memory, wherever it lies itself."""
-    return kind == ShmTransport.kind or (kind == NixlTransport.kind and not nixl.gpu_direct)
+FROM_HOST_MEMORY: Final = frozenset((ShmTransport.kind, NixlTransport.kind))
+"""The kinds whose readers copy a slab out of host memory, wherever it lies itself."""
 
 
 def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions) -> Transport:
     """A transport of ``kind`` for the process called ``name``; with a slab it can publish."""
-    match kind:
-        case "cuda_ipc":
-            return CudaIpcTransport(name, slab)
-        case "shm":
-            return ShmTransport(name, slab)
-        case "nixl":
-            return NixlTransport(name, slab, options=nixl)
-        case "inline":
-            return InlineTransport(name)
-    raise ConfigError(f"unknown transport {kind!r}")
+    if kind == NixlTransport.kind:
+        return NixlTransport(name, slab, options=nixl)
+    return {made.kind: made for made in (CudaIpcTransport, ShmTransport, InlineTransport)}[kind](name, slab)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
+from tessera.errors import LeaseExpired, TransportUnavailable
+from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import host_id
-from tessera.transport.slab.geometry import decode_address, slab_info, unknown_slab
+from tessera.transport.slab.geometry import decode_address, slab_info
 from tessera.transport.slab.memory import HostMemory, ShmAddress
 from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.wire import Handle, ReaderInfo, SlabInfo
@@ -24,85 +25,61 @@ CopyRows = Callable[[torch.Tensor, torch.Tensor], Awaitable[None]]
 """Copies ``[rows, row_width]`` from the slab into the destination, and returns when that has happened."""
 
 
-class MappedSlab:
-    """Implements ``PeerSlab`` for lease words in ``memory`` and ``rows`` here or on a GPU."""
+class MappedSlab(PeerSlab):
+    """A slab with lease words in ``memory`` and ``rows`` here or on a GPU."""
 
     def __init__(self, info: SlabInfo, memory: HostMemory, rows: torch.Tensor, copy: CopyRows) -> None:
-        self._kind = info.kind
-        self._producer = info.producer
+        super().__init__(info, memory.geometry)
         self._memory = memory
         self._rows = rows
         self._copy = copy
-        self._closed = False
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
-        block = self._block_of(handle)
+        block = self._check(handle)
         rows = destination(handle, into)
         if not self._memory.holds(block, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
-        first = block * self._memory.geometry.block_rows
+        first = block * self._geometry.block_rows
         await self._copy(self._rows[first : first + handle.shape[0]], rows)
         return rows
 
     async def release(self, handle: Handle) -> bool:
-        block = self._block_of(handle)
+        block = self._check(handle)
         good = self._memory.holds(block, handle.lease)
-        self._memory.acknowledge(block, handle.lease)
+        self._give_back(block, handle)
         return good
 
-    def abandon(self, handle: Handle) -> None:
-        try:
-            block = self._block_of(handle)
-        except HandOffError:
-            return
+    def _give_back(self, block: int, handle: Handle) -> None:
         self._memory.acknowledge(block, handle.lease)
 
     def close(self) -> None:
-        self._closed = True
+        super().close()
         # The last tensor of the mapping keeps it alive.
         self._rows = torch.empty(0)
         self._memory.close()
 
-    def _block_of(self, handle: Handle) -> int:
-        """Check the handle; the block whose lease word speaks for its slot."""
-        if self._closed:
-            raise unknown_slab(handle)
-        return self._memory.geometry.check(handle, self._kind, self._producer)
 
-
-class ShmTransport:
-    """Kind ``shm``; see ``Transport`` for the contract."""
+class ShmTransport(Transport):
+    """Kind ``shm``."""
 
     kind = "shm"
-    registrations = 0
 
     def __init__(self, producer: str, slab: Slab | None = None) -> None:
-        self._producer = producer
-        self._slab = slab
-
-    @property
-    def info(self) -> SlabInfo | None:
-        if self._slab is None or self._slab.memory.rows is None:
-            return None
-        address = ShmAddress(memory=self._slab.memory.address(), geometry=self._slab.geometry)
-        return slab_info(self.kind, self._producer, self._slab, address)
+        super().__init__(producer, slab)
+        if slab is not None and slab.memory.rows is not None:
+            address = ShmAddress(memory=slab.memory.address(), geometry=slab.geometry)
+            self.info = slab_info(self.kind, producer, slab.name, address)
 
     def reaches(self, reader: ReaderInfo) -> bool:
         return reader.host == host_id()
 
-    async def publish(self, slot: Slot) -> Handle:
-        if self._slab is None:
-            raise HandOffError("this process has no slab to publish from")
-        await self._slab.stage(slot)
-        return self._slab.lease(slot, self.kind, self._producer)
+    async def _prepare(self, slot: Slot) -> None:
+        await slot.slab.stage(slot)
 
-    def connect(self, info: SlabInfo) -> MappedSlab:
+    def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, ShmAddress)
         if not address.memory.rows:
             raise TransportUnavailable(f"slab {info.slab} has no rows in host memory")
         memory = HostMemory.attach(address.memory, info.slab, address.geometry)
         assert memory.rows is not None
         return MappedSlab(info, memory, memory.rows, copy_rows)
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, TransportUnavailable
 from tessera.wire import Handle, SlabInfo
-
-if TYPE_CHECKING:
-    from tessera.transport.slab.slab import Slab
 
 MAX_LEASE: Final = 2**63 - 1
 
@@ -107,13 +104,13 @@ class Address(Protocol):
 A = TypeVar("A", bound=Address)
 
 
-def slab_info(kind: str, producer: str, slab: Slab, address: Address) -> SlabInfo:
-    """What a producer tells its readers about a slab and one way to it."""
+def slab_info(kind: str, producer: str, slab: str, address: Address) -> SlabInfo:
+    """What a producer tells its readers about the slab of this name and one way to it."""
     return SlabInfo(
         kind=kind,
         producer=producer,
-        slab=slab.name,
-        nbytes=slab.geometry.nbytes,
+        slab=slab,
+        nbytes=address.geometry.nbytes,
         address=msgspec.msgpack.encode(address),
     )
 

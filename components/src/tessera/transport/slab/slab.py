@@ -35,9 +35,6 @@ _SWEEP_WAITING: Final = 0.002
 _SWEEP_IDLE: Final = 0.1
 
 
-TORCH_DTYPES: Final = {name: dtype.torch for name, dtype in FLOATS.items()}
-"""The torch type of each element type that crosses, by its wire name."""
-
 CHUNK_BYTES: Final = 2 << 20
 """What ``copy_rows`` moves before it lets other work of the loop run."""
 
@@ -46,7 +43,7 @@ CHUNK_BYTES: Final = 2 << 20
 class Slot:
     """Rows ``[rows, row_width]`` of the slab, owned by whoever acquired them until they are published.
 
-    They begin ``offset`` bytes from the start of the slab. ``deadline`` is when the lease ends.
+    They begin with the slab's block ``block``. ``deadline`` is when the lease ends.
 
     After ``free`` or after its lease has ended the memory belongs to others: drop every view of ``rows``.
     """
@@ -55,17 +52,10 @@ class Slot:
     lease: int
     block: int
     blocks: int
-    offset: int
     shape: tuple[int, int]
     rows: torch.Tensor
     state: Literal["held", "leased", "free"] = "held"
     deadline: float = 0.0
-
-    @property
-    def host_rows(self) -> torch.Tensor:
-        """The same rows in host memory; current once ``Slab.stage`` has returned."""
-        first = self.block * self.slab.geometry.block_rows
-        return self.slab.host_rows[first : first + self.rows.shape[0]]
 
     def free(self) -> None:
         """Give the memory back without publishing it; does nothing to a published or freed slot."""
@@ -164,15 +154,15 @@ class Slab:
         self._held += 1
         lease = self._next_lease
         self._next_lease += 1
-        geometry, first = self.geometry, block * self.geometry.block_rows
-        offset, shape = block * geometry.block_bytes, (rows, geometry.row_width)
-        return Slot(self, lease, block, blocks, offset, shape, self.rows[first : first + rows])
+        first, shape = block * self.geometry.block_rows, (rows, self.geometry.row_width)
+        return Slot(self, lease, block, blocks, shape, self.rows[first : first + rows])
 
     async def stage(self, slot: Slot) -> None:
-        """Bring ``slot.host_rows`` up to date; returns at once when the slab is host memory."""
+        """Bring the slot's part of ``host_rows`` up to date; returns at once when the slab is host memory."""
         if self.device.type == "cpu":
             return
-        slot.host_rows.copy_(slot.rows, non_blocking=True)
+        first = slot.block * self.geometry.block_rows
+        self.host_rows[first : first + slot.shape[0]].copy_(slot.rows, non_blocking=True)
         await finished(self.device)
 
     def lease(self, slot: Slot, kind: str, producer: str) -> Handle:
@@ -194,7 +184,7 @@ class Slab:
             kind=kind,
             producer=producer,
             slab=self.name,
-            offset=slot.offset,
+            offset=slot.block * self.geometry.block_bytes,
             shape=slot.shape,
             dtype=self.geometry.dtype,
             lease=slot.lease,
@@ -297,15 +287,15 @@ class Slab:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in TORCH_DTYPES.items():
-        if known == dtype:
+    for name, known in FLOATS.items():
+        if known.torch == dtype:
             return name
-    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(TORCH_DTYPES)}")
+    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(FLOATS)}")
 
 
 def destination(handle: Handle, into: Destination) -> torch.Tensor:
     """Make the tensor that a handle's rows are copied to; ``HandOffError`` unless they fill it exactly."""
-    dtype, shape = TORCH_DTYPES[handle.dtype], handle.shape
+    dtype, shape = FLOATS[handle.dtype].torch, handle.shape
     rows = into(shape, dtype)
     if rows.dtype != dtype or rows.shape != shape or not rows.is_contiguous():
         there = f"{rows.dtype} {tuple(rows.shape)} of strides {rows.stride()}"

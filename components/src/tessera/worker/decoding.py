@@ -1,4 +1,9 @@
-"""Decoders of images: on the calling thread, or in a pool of confined processes."""
+"""From image files to pixels: on threads of this process, or in a pool of confined processes that may crash.
+
+The messages to and from those processes hold no image files and no pixels: a file goes as a descriptor of
+anonymous memory, pixels in memory that both sides have mapped for as long as the decoder lives. Pages that
+are used again cost a tenth of new ones.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +13,63 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 from PIL import Image
 
-from tessera.errors import DecodeFailed, EngineFailed, PayloadTooLarge, TesseraError, from_code
+from tessera import sandbox
+from tessera.errors import DecodeFailed, EngineFailed, PayloadTooLarge, TesseraError
+from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Empty, Model, Pixels, UInt8Array, VisionSpec
 from tessera.sandbox import Pool, ProcessLost, in_memory
-from tessera.worker.decoding.messages import (
-    Answer,
-    Decoded,
-    Limits,
-    Refusal,
-    Setup,
-    Task,
-    decode_answer,
-    decode_task,
-    encode,
-    memory_bytes,
-)
+from tessera.wire import Failure
 
 _MAX_MESSAGE = 4096
+
+
+class Limits(sandbox.Limits, frozen=True, kw_only=True):
+    """What one decoder may use for one image, ``max_pixels`` of it."""
+
+    max_pixels: int
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What decoders are made of: the checkpoint's directory, its options."""
+
+    model_path: str
+    options: dict[str, object]
+    limits: Limits
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """An image file of ``size`` bytes lies in the descriptor that comes along."""
+
+    size: int
+    param: str
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Pixels of this shape and type lie in the shared memory, from its beginning on."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"]
+    plan: ImagePlan
+
+
+Answer = Decoded | Failure
+
+encode = msgspec.msgpack.encode
+decode_task = msgspec.msgpack.Decoder(Task).decode
+decode_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def memory_bytes(vision: VisionSpec) -> int:
+    """What the largest image takes as float32; pages are no memory until they are written to."""
+    return vision.max_units * math.prod(vision.unit_shape) * np.dtype(np.float32).itemsize
 
 
 class Decoder(Protocol):
@@ -124,8 +161,8 @@ class ProcessDecoder:
         ``Unavailable`` when no process can be had."""
 
         def taken(answer: Answer, memory: UInt8Array) -> Pixels:
-            if isinstance(answer, Refusal):
-                raise from_code(answer.code, answer.message, param=answer.param or param)
+            if isinstance(answer, Failure):
+                raise answer.error().named(answer.param or param)
             if not fits(answer, self._vision):
                 raise ProcessLost("crash")
             return read(memory, answer)
@@ -170,9 +207,9 @@ class Handler:
             picture = Picture(data, param=asked.param, max_pixels=self._limits.max_pixels)
             return encode(write(memory, self._model.preprocess(picture, empty_in(memory))))
         except Exception as error:
-            return encode(self._refusal(error, asked.param))
+            return encode(self._failure(error, asked.param))
 
-    def _refusal(self, error: Exception, param: str) -> Refusal:
+    def _failure(self, error: Exception, param: str) -> Failure:
         if isinstance(error, MemoryError):
             error = PayloadTooLarge(
                 f"{param}: decoding the image takes more than {self._limits.memory_bytes >> 20} MiB",
@@ -181,4 +218,4 @@ class Handler:
         elif not isinstance(error, TesseraError):
             # A defect of the family's code: the worker is told, and the decoder stays.
             error = EngineFailed(f"preprocessing failed: {type(error).__name__}: {error}", param=param)
-        return Refusal(code=error.code, message=error.message[:_MAX_MESSAGE], param=error.param)
+        return Failure(code=error.code, message=error.message[:_MAX_MESSAGE], param=error.param)

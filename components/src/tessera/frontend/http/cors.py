@@ -1,0 +1,94 @@
+"""Cross-origin requests (CORS): which pages of other hosts a browser lets ask the service."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Scope
+
+from tessera.frontend.http.connection import Answer
+from tessera.settings import NOT_NEGATIVE, Setting
+
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+# What a page may read of an answer beside its body and what every page may.
+_EXPOSED: Final = (
+    *("Retry-After", "WWW-Authenticate", "X-Request-Id"),
+    *("X-Compute-Tokens", "X-Tessera-Timings"),
+)
+
+
+A = TypeVar("A", bound=ASGIApp)
+
+
+class Cors(CORSMiddleware):
+    """Puts the headers of cross-origin requests around an application."""
+
+    def refuse_at_once(self, scope: Scope) -> Answer | None:
+        """Return None: what the application would refuse at once needs the headers, too."""
+        return None
+
+
+def _no_origins(flag: str, given: Any) -> str | None:
+    """Why these are no origins, as browsers send them, or None."""
+    wrong = next((one for one in given if not _ORIGIN.fullmatch(one)), None)
+    if wrong is None:
+        return None
+    return f"{flag}: {wrong!r} is no origin, such as https://app.example.com or http://localhost:3000, nor *"
+
+
+class CorsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Without origins browsers let pages of this service alone ask it."""
+
+    allow_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            flag="--cors-allow-origins",
+            metavar="ORIGIN",
+            check=_no_origins,
+            help="pages of these origins may ask from a browser, or of all: *; none by default",
+            more="An origin is scheme, host and port. A preflight needs no key and counts as no request; "
+            "errors have the headers, too",
+        ),
+    ] = ()
+    allow_methods: Annotated[
+        tuple[str, ...],
+        Setting(flag="--cors-allow-methods", metavar="METHOD", help="with these methods; all by default"),
+    ] = ("*",)
+    allow_headers: Annotated[
+        tuple[str, ...],
+        Setting(flag="--cors-allow-headers", metavar="HEADER", help="with these headers; all by default"),
+    ] = ("*",)
+    allow_credentials: Annotated[
+        bool,
+        Setting(
+            flag="--cors-allow-credentials",
+            help="with cookies and certificates; an API key in a header needs none of that",
+        ),
+    ] = False
+    max_age_seconds: Annotated[
+        int,
+        Setting(
+            flag="--cors-max-age",
+            metavar="SECONDS",
+            check=NOT_NEGATIVE,
+            help="that a browser keeps the answer to a preflight",
+        ),
+    ] = 600
+
+    def around(self, app: A) -> A | Cors:
+        """Return an application that tells browsers of these origins what they may; ``app`` without any."""
+        if not self.allow_origins:
+            return app
+        return Cors(
+            app,
+            allow_origins=self.allow_origins,
+            allow_methods=self.allow_methods,
+            allow_headers=self.allow_headers,
+            allow_credentials=self.allow_credentials,
+            expose_headers=_EXPOSED,
+            max_age=self.max_age_seconds,
+        )
