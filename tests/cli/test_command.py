@@ -45,7 +45,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "tessera.cli", *words.split()]
+    command = [sys.executable, "-m", "tessera.cli", *words]
     with os.fdopen(write, "wb") as output:
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
     # argparse passes over such an error itself where its text is longer than a buffer.
