@@ -117,7 +117,7 @@ def _written(field: Field) -> str:
 def _lines(head: str, rows: list[Row], variables: Mapping[str, str]) -> str:
     """A table, with a column of the variables where there are some."""
     own = " variable |" if variables else ""
-    lines = [f"| {head} |{own} default | |", f"|---|{own and '---|'}---|---|"]
+    lines = [f"| {head} |{own} default | meaning |", f"|---|{own and '---|'}---|---|"]
     for row in rows:
         defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
         names = ", ".join(f"`{name}`" for name in row.names)
@@ -130,7 +130,7 @@ def _lines(head: str, rows: list[Row], variables: Mapping[str, str]) -> str:
 def variables() -> str:
     """The launcher's variables, with the flags of ``tessera serve``."""
     flags = {field.variable: field.setting.flag for field in settings()}
-    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
+    lines = ["| flag of `tessera serve` | variable | default | meaning |", "|---|---|---|---|"]
     for row in rows():
         own = ", ".join(f"`{flags[name]}`" for name in row.names if flags.get(name))
         names = ", ".join(f"`{name}`" for name in row.names)
@@ -140,7 +140,7 @@ def variables() -> str:
     named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
     lines += [
         "",
-        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
+        f"An entry of `models:` in the YAML has `model`, and may have its own values of these: {named}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -148,7 +148,7 @@ def variables() -> str:
 def _engines() -> str:
     """The keys of both stages in one table, with a column of defaults for each."""
     rows = {name: row for row in rows_of(StageSettings) for name in row.names}
-    lines = ["| key | `vision` | `text` | |", "|---|---|---|---|"]
+    lines = ["| key | default of `vision` | default of `text` | meaning |", "|---|---|---|---|"]
     for name, row in rows.items():
         if name.startswith("vision."):
             key = name.removeprefix("vision.")

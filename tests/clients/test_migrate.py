@@ -66,7 +66,7 @@ class Row:
 
 def rows(section: str) -> Iterator[Row]:
     path = re.findall(r"^`POST (\S+)`$", section, re.MULTILINE)
-    for line in section.partition("for instance |\n|---|---|---|\n")[2].splitlines():
+    for line in section.partition(" | Tessera | example |\n|---|---|---|\n")[2].splitlines():
         if not line.startswith("| "):
             return
         cell = line.removesuffix(" |").rpartition("| ")[2]
@@ -127,11 +127,45 @@ def test_options_that_are_named_exist(name: str) -> None:
     known |= {"/v1", "prompt_name"} | EMBEDDINGS.names | {each.setting.flag for each in settings()}
     for kind in (FrontendSettings, WorkerSettings, StageSettings):
         known |= {option for row in rows_of(kind) for option in row.names}
-    table = SECTIONS[name].partition("| there | here |\n|---|---|\n")[2].partition("\n\n")[0]
+    table = SECTIONS[name].partition(" | Tessera |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert table or name in ("Jina", "Cohere", "Voyage")  # Hosted: nobody starts them.
     for line in table.splitlines():
         here = line.split(" | ")[1]
         assert set(re.findall(r"`([^`]+)`", here)) <= known, here
         assert "`" in here or here.startswith("none")
+
+
+def served_at(name: str) -> str:
+    """Return the host and port where the command of a section serves."""
+    (command,) = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
+    given = read(version(command, "+").split()[2:]).given
+    return f"127.0.0.1:{given['dyn_http_port'].text if 'dyn_http_port' in given else 8000}"
+
+
+def at_the_service(text: str, name: str, url: str) -> str:
+    """Replace the address where a section's command serves; the page may print no other port of this host."""
+    served = served_at(name)
+    assert set(re.findall(r"127\.0\.0\.1:\d+", text)) <= {served}, (
+        f"{name} asks where nothing serves:\n{text}"
+    )
+    return text.replace(served, url.removeprefix("http://"))
+
+
+@pytest.mark.parametrize(
+    ("name", "port"), [("Text-Embeddings-Inference", 8080), ("Infinity", 7997), ("Jina", 8000)]
+)
+def test_a_request_to_a_port_that_is_not_served_fails(name: str, port: int) -> None:
+    assert served_at(name) == f"127.0.0.1:{port}"
+    with pytest.raises(AssertionError, match="asks where nothing serves"):
+        at_the_service("http://127.0.0.1:8001", name, "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("name", [*WANTED, TRITON, RERANKERS])
+def test_requests_go_to_the_port_that_is_served(name: str) -> None:
+    requests_of = [version(block, "+") for block in blocks(SECTIONS[name]) if "127.0.0.1" in block]
+    assert requests_of
+    for block in requests_of:
+        assert served_at(name) in block and at_the_service(block, name, "http://other:1").count("other:1")
 
 
 class Asked:
@@ -140,14 +174,16 @@ class Asked:
     def __init__(self, service: ClosedService, http: httpx.Client, picture: bytes) -> None:
         self.service, self.http, self.picture = service, http, data_url(picture)
 
+    def block(self, name: str, block: str) -> str:
+        """Return a block after the change, with the address of this service."""
+        return self.own(at_the_service(version(block, "+"), name, self.service.url))
+
     def own(self, text: str) -> str:
-        """The page's addresses, names, keys and widths as this service has them."""
+        """The page's names, keys and widths as this service has them."""
         text = re.sub(
             r"(?:nvidia/llama-nemotron-(?:embed-vl|rerank)-1b-v2|Qwen/Qwen3-VL-Embedding-2B)\b", MODEL, text
         )
-        text = text.replace("http://127.0.0.1:8000", self.service.url).replace(
-            '"dimensions": 512', '"dimensions": 64'
-        )
+        text = text.replace('"dimensions": 512', '"dimensions": 64')
         text = text.replace("NVIDIA/llama-nemotron-embed-vl-1b-V2", MODEL.upper())
         for key in ('="none"', "Bearer none"):
             text = text.replace(key, key.replace("none", self.service.key))
@@ -207,7 +243,7 @@ def test_a_row_says_what_happens(row: Row, asked: Asked) -> None:
 
 def test_a_request_of_tritons_client(service: ClosedService) -> None:
     (block,) = TRITON_REQUESTS
-    code = version(block, "+").replace("127.0.0.1:8000", service.url.removeprefix("http://"))
+    code = at_the_service(version(block, "+"), TRITON, service.url)
     # The page's service has no keys.
     headers = f'headers={{"authorization": "Bearer {service.key}"}}'
     found: dict[str, Any] = {}
@@ -244,7 +280,7 @@ def test_a_row_about_rerankers_says_what_happens(row: Row, reranked: Asked) -> N
 def test_a_request_gives_the_rerankers_scores(
     block: str, reranked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after = reranked.own(version(block, "+"))
+    after = reranked.block(RERANKERS, block)
     if "import" in block:
         compile(version(block, "-"), "before", "exec")
         found = run(after, monkeypatch)["scores"]
@@ -295,7 +331,7 @@ def test_a_request_gives_the_models_vectors(
 ) -> None:
     (tmp_path / "photo.jpg").write_bytes(photos["flower"])
     monkeypatch.chdir(tmp_path)
-    after = asked.own(version(block, "+"))
+    after = asked.block(name, block)
     if "import" in block:
         compile(version(block, "-"), "before", "exec")
         names = run(after, monkeypatch)

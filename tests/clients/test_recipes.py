@@ -1,36 +1,44 @@
-"""The blocks of docs/recipes.md as they stand there, against an embedder and a reranker on one endpoint."""
+"""The blocks of docs/recipes.md as they stand there, against the service that the page's commands start.
+
+Its commands without a hub make an embedder and a reranker with random weights and serve both on one endpoint.
+"""
 
 from __future__ import annotations
 
 import base64
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.clients.environment import clients_environment
-from tests.e2e.service import ROOT
-from tests.e2e.several import Several, several
+from tests.e2e.service import ROOT, free_ports
 
 pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.xdist_group("recipes")]
 
 EMBEDDER = "nvidia/llama-nemotron-embed-vl-1b-v2"
 RERANKER = "nvidia/llama-nemotron-rerank-vl-1b-v2"
 _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)+)", re.MULTILINE)
+SECTIONS = dict(_SECTION.findall((ROOT / "docs" / "recipes.md").read_text()))
 BLOCKS = {
     title: "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    for title, text in _SECTION.findall((ROOT / "docs" / "recipes.md").read_text())
+    for title, text in SECTIONS.items()
     if "```python" in text
 }
 FIRST = "The service"
+(WITHOUT_A_HUB,) = re.findall(r"```bash\n(.*?)```", SECTIONS[FIRST], re.DOTALL)
+READY_SECONDS = 120
 
 # The environment of ``scripts/clients`` in which a block runs; the others run in that of the tests.
 ENVIRONMENTS = {
@@ -51,17 +59,46 @@ os.environ["DATABASE_URL"] = server.get_uri()
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The service of an embedder and a reranker."""
+
+    url: str
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+
+
 @pytest.fixture(scope="module")
-def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    """Run the commands of the page without a hub; only the ports are the test's."""
     folder = tmp_path_factory.mktemp("recipes")
-    write_checkpoint(folder / "reranker", RERANK_TINY, seed=0)
-    with several(folder, {EMBEDDER: checkpoint, RERANKER: folder / "reranker"}) as running:
-        yield running
+    port, first, _ = free_ports(3)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "TESSERA_PORT": str(port),
+        "TESSERA_SYSTEM_PORT_BASE": str(first),
+        "OMP_NUM_THREADS": "1",
+    }
+    commands, _, serve = WITHOUT_A_HUB.strip().rpartition("\n")
+    subprocess.run(["bash", "-ec", commands], cwd=folder, env=environment, timeout=240, check=True)
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(shlex.split(serve), cwd=folder, env=environment, stderr=output)
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while f"ready at http://127.0.0.1:{port}" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.2)
+        yield Models(f"http://127.0.0.1:{port}")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
 
 
-def printed(
-    block: str, models: Several, folder: Path, environment: str | None, before: str = ""
-) -> list[str]:
+def printed(block: str, models: Models, folder: Path, environment: str | None, before: str = "") -> list[str]:
     """The lines that a block prints after the first one."""
     program = before + (BLOCKS[FIRST] + block).replace("http://127.0.0.1:8000", models.url)
     python = sys.executable if environment is None else str(clients_environment(environment) / "bin/python")
@@ -96,7 +133,7 @@ def given() -> tuple[list[str], str]:
 
 
 @pytest.fixture(scope="module")
-def expected(models: Several, given: tuple[list[str], str]) -> tuple[list[str], list[str]]:
+def expected(models: Models, given: tuple[list[str], str]) -> tuple[list[str], list[str]]:
     """The three best documents by their vectors, and these as the reranker orders them."""
     documents, question = given
 
@@ -122,7 +159,7 @@ def test_every_recipe_is_tried() -> None:
 
 @pytest.mark.parametrize("title", [title for title in BLOCKS if title != FIRST])
 def test_a_recipe_prints_what_the_service_finds(
-    models: Several, expected: tuple[list[str], list[str]], tmp_path: Path, title: str
+    models: Models, expected: tuple[list[str], list[str]], tmp_path: Path, title: str
 ) -> None:
     before = _WITH_POSTGRES if "pgvector" in title else ""
     lines = printed(BLOCKS[title], models, tmp_path, ENVIRONMENTS.get(title), before)
@@ -130,9 +167,23 @@ def test_a_recipe_prints_what_the_service_finds(
     assert lines[-3:] == (ranked if title in RERANKED else best)
 
 
-def test_a_page_is_ranked_as_an_image(models: Several, photos: dict[str, bytes]) -> None:
+def test_a_page_is_ranked_as_an_image(models: Models, photos: dict[str, bytes]) -> None:
     """As the recipe says that an image stands among documents."""
     url = "data:image/jpeg;base64," + base64.b64encode(photos["flower"]).decode()
     body = {"model": RERANKER, "query": "a flower", "documents": [{"image": url}, "a text"]}
     answer = httpx.post(f"{models.url}/v1/rerank", json=body, timeout=60)
     assert answer.status_code == 200 and len(answer.json()["results"]) == 2
+
+
+def test_the_service_has_the_names_of_the_recipes(models: Models) -> None:
+    listed = httpx.get(f"{models.url}/v1/models", timeout=60).json()["data"]
+    assert [model["id"] for model in listed] == [EMBEDDER, RERANKER]
+    assert f'EMBEDDER = "{EMBEDDER}"' in BLOCKS[FIRST] and f'RERANKER = "{RERANKER}"' in BLOCKS[FIRST]
+
+
+def test_lancedb_warns_of_nothing(models: Models, tmp_path: Path) -> None:
+    program = (BLOCKS[FIRST] + BLOCKS["LanceDB"]).replace("http://127.0.0.1:8000", models.url)
+    for _ in range(2):
+        command = [sys.executable, "-W", "ignore", "-c", program]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+        assert ran.stderr == ""

@@ -33,10 +33,13 @@ def test_the_limits_are_the_defaults() -> None:
     limits = Limits()
     seconds = f"{limits.timeout_seconds:.0f}"
     for row in (
-        ("max-body-mb", limits.max_body_bytes >> 20, "of its body"),
-        *((f"max-{name}", getattr(limits.request, name), "in one request") for name in ("inputs", "images")),
-        ("max-in-flight", limits.max_in_flight, "requests, then 429"),
-        ("request-timeout-seconds", seconds, "to answer it, then 504"),
+        ("max-body-mb", limits.max_body_bytes >> 20, "largest body of a request"),
+        *(
+            (f"max-{name}", getattr(limits.request, name), f"{name} in one request")
+            for name in ("inputs", "images")
+        ),
+        ("max-in-flight", limits.max_in_flight, "requests in progress; more are refused with 429"),
+        ("request-timeout-seconds", seconds, "time to answer a request, then 504"),
     ):
         name, default, text = row
         variable = f"TESSERA_{name.replace('-', '_').upper()}"

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
     e_p, agg = variables_help("e_p"), variables_help("agg")
     assert (
-        "TESSERA_ENCODE_WORKERS, TESSERA_EMBED_WORKERS (one a card)" in e_p
+        "TESSERA_ENCODE_WORKERS, TESSERA_EMBED_WORKERS (one per GPU)" in e_p
         and "TESSERA_CUDA_MPS (auto)" in e_p
     )
     assert "TESSERA_ENCODE_WORKERS," not in agg and "TESSERA_AGG_WORKERS" in agg

@@ -38,6 +38,6 @@ def test_every_family_is_described() -> None:
     ],
 )
 def test_options_and_their_defaults(family: str, options: type[msgspec.Struct]) -> None:
-    table = section(family).partition("| option | default | |")[2].partition("\n\n")[0]
+    table = section(family).partition("| option | default | meaning |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.M)
     assert dict(rows) == {field.name: str(field.default) for field in msgspec.structs.fields(options)}

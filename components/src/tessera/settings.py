@@ -114,8 +114,8 @@ ServedModelNames = Annotated[
     Setting(
         flag="--served-model-name",
         metavar="NAME",
-        help="the names that requests may use; the first is what answers, metrics and logs say. ORG/NAME or "
-        "the checkpoint directory's name by default",
+        help="the names that requests may use; answers, metrics and logs have the first. ORG/NAME or the "
+        "checkpoint directory's name by default",
     ),
 ]
 ModelOptions = Annotated[
@@ -146,14 +146,14 @@ RequestPlane = Annotated[
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    Setting(flag="--log-level", help="of what is logged, and above"),
+    Setting(flag="--log-level", help="the lowest level of lines that are logged"),
 ]
 Modality = Literal["multimodal", "text"]
 Traces = Annotated[
     bool | None,
     Setting(
         flag="--traces",
-        help="export OpenTelemetry traces, as OTEL_* variables say; on where OTEL_TRACES_EXPORTER is set",
+        help="export OpenTelemetry traces by the OTEL_* variables; on if OTEL_TRACES_EXPORTER is set",
     ),
 ]
 

@@ -30,17 +30,21 @@ class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
     dpi: Annotated[int, Setting(flag="--dpi", check=POSITIVE, help="pixels for each inch of a page")] = 150
     max_pages: Annotated[
         int,
-        Setting(flag="--max-pages", check=POSITIVE, help="of one PDF file; one with more is refused"),
+        Setting(
+            flag="--max-pages", check=POSITIVE, help="pages of one PDF file; a file with more is refused"
+        ),
     ] = 10_000
     max_bytes: Annotated[
-        int, Setting(flag="--max-pdf-mb", unit=MIB, check=POSITIVE, help="of one PDF file")
+        int, Setting(flag="--max-pdf-mb", unit=MIB, check=POSITIVE, help="size of one PDF file")
     ] = 256 * MIB
     max_pixels: Annotated[
         int,
-        Setting(flag="--max-page-pixels", check=POSITIVE, help="of one page; A0 at 150 dpi has 35 million"),
+        Setting(
+            flag="--max-page-pixels", check=POSITIVE, help="pixels of one page; A0 at 150 dpi has 35 million"
+        ),
     ] = 50_000_000
     seconds: Annotated[
-        float, Setting(flag="--page-seconds", check=POSITIVE, help="that a renderer has for one page")
+        float, Setting(flag="--page-seconds", check=POSITIVE, help="time that a renderer has for one page")
     ] = 30.0
     memory_bytes: Annotated[
         int,
@@ -48,11 +52,11 @@ class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--page-mb",
             unit=MIB,
             check=POSITIVE,
-            help="that a renderer has for a page, beside its file",
+            help="memory that a renderer has for a page, beside its file",
         ),
     ] = 1024 * MIB
     processes: Annotated[
-        int, Setting(flag="--pdf-processes", help="that draw pages; 0: as many as there are cores")
+        int, Setting(flag="--pdf-processes", help="processes that draw pages; 0: one for each core")
     ] = 0
 
 

@@ -48,7 +48,7 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         InputType,
         Setting(
             flag="--input-type",
-            help="what items are for that do not say it themselves; decides the prompt's prefix",
+            help="the role of items that have none of their own; it decides the prompt's prefix",
         ),
     ] = InputType.PASSAGE
     dimensions: Annotated[
@@ -63,12 +63,13 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Cut,
         Setting(
             flag="--truncate",
-            help="what becomes of an item with more tokens than the model takes: an error row, or it loses "
-            "its start or its end",
+            help="an item with more tokens than the model takes is an error (none), or loses its start or "
+            "its end",
         ),
     ] = Cut.NONE
     max_tokens: Annotated[
-        int, Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="of one item; 0: the model's own limit")
+        int,
+        Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="tokens of one item; 0: the model's own limit"),
     ] = 0
 
     @property

@@ -49,17 +49,21 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The service that embeds in place of engines here; ``url`` is empty for none."""
 
     url: Annotated[
-        str, Setting(flag="--url", help="of a running service that embeds, in place of engines here")
+        str,
+        Setting(
+            flag="--url",
+            help="the address of a running service, which embeds instead of engines of this command",
+        ),
     ] = ""
     concurrency: Annotated[
-        int, Setting(flag="--concurrency", check=POSITIVE, help="requests under way at the service")
+        int, Setting(flag="--concurrency", check=POSITIVE, help="requests in progress at the service")
     ] = 8
     patience_seconds: Annotated[
         float,
         Setting(
             flag="--patience-seconds",
             check=POSITIVE,
-            help="how long a service that cannot be reached, or is full, is asked again",
+            help="how long to try again when the service is full or cannot be reached",
         ),
     ] = 600.0
 

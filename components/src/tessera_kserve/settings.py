@@ -27,8 +27,8 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag=_GRPC_PORT,
             check=PORT,
-            help="of KServe v2 over gRPC, where Triton has 8001; 0: none",
-            more="All frontends of a service answer on it, by TLS where HTTP does",
+            help="the port of KServe v2 over gRPC (Triton uses 8001); 0: none",
+            more="All frontends of a service answer on it, with TLS if HTTP has it",
         ),
     ] = 0
     shared_memory: Annotated[
@@ -36,8 +36,8 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--kserve-shared-memory",
             metavar="PREFIX",
-            help="let KServe clients of this host name tensors in files of /dev/shm that begin so, and in "
-            "CUDA memory; one frontend alone",
+            help="let KServe clients of this host name tensors in CUDA memory, and in files of /dev/shm "
+            "whose names begin with PREFIX; needs a single frontend",
         ),
     ] = ""
 

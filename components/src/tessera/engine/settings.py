@@ -35,10 +35,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     quantization: Annotated[
         str, Setting(help="`fp8` runs the products of the inner blocks in FP8, `none` does not")
     ] = "none"
-    unquantized_blocks: Annotated[int, Setting(help="blocks at each end that `fp8` leaves as they are")] = 1
+    unquantized_blocks: Annotated[int, Setting(help="blocks at each end that `fp8` leaves unchanged")] = 1
     max_queue_seconds: Annotated[
         float,
-        Setting(help="that the engine may need for what waits, whatever `max_queue_cost` allows"),
+        Setting(help="time that the engine may need for its queue, whatever `max_queue_cost` allows"),
     ] = 10.0
     stall_seconds: Annotated[
         float, Setting(help="an engine that is busy with one batch for longer has failed")

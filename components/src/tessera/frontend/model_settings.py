@@ -57,10 +57,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str, Setting(flag="--encode-endpoint", help="watched for /health only; the embed workers call it")
     ] = ""
     expected_embed: Annotated[
-        int, Setting(flag="--expect-embed", check=NOT_NEGATIVE, help="embed workers that were started")
+        int,
+        Setting(flag="--expect-embed", check=NOT_NEGATIVE, help="number of embed workers that were started"),
     ] = 0
     expected_encode: Annotated[
-        int, Setting(flag="--expect-encode", check=NOT_NEGATIVE, help="encode workers that were started")
+        int,
+        Setting(
+            flag="--expect-encode", check=NOT_NEGATIVE, help="number of encode workers that were started"
+        ),
     ] = 0
     slot: int = 0
     loading: str = ""

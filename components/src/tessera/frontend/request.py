@@ -189,13 +189,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     NVIDIA's clients send up to 8,191 inputs, OpenAI's 2,048.
     """
 
-    inputs: Annotated[int, Setting(flag="--max-inputs", check=POSITIVE, help="in one request")] = 8192
+    inputs: Annotated[int, Setting(flag="--max-inputs", check=POSITIVE, help="inputs in one request")] = 8192
     documents: Annotated[
-        int, Setting(flag="--max-documents", check=POSITIVE, help="to score in one request")
+        int, Setting(flag="--max-documents", check=POSITIVE, help="documents to score in one request")
     ] = 1000
-    images: Annotated[int, Setting(flag="--max-images", check=POSITIVE, help="in one request")] = 256
+    images: Annotated[int, Setting(flag="--max-images", check=POSITIVE, help="images in one request")] = 256
     images_per_input: Annotated[
-        int, Setting(flag="--max-images-per-input", check=POSITIVE, help="in one input")
+        int, Setting(flag="--max-images-per-input", check=POSITIVE, help="images in one input")
     ] = 16
     characters: int = 4_000_000
 

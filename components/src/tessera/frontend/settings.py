@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request, and the connection that it comes by, may ask for; ``max_tokens`` 0: the model's."""
 
     max_body_bytes: Annotated[
-        int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="of its body")
+        int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="largest body of a request")
     ] = 64 << 20
     max_response_bytes: Annotated[
         int,
@@ -41,23 +41,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             flag="--max-response-mb",
             unit=MIB,
             check=POSITIVE,
-            help="of its answer, as counted before any work, then 413",
-            more=f"The answers under way may take {RESPONSES_IN_FLIGHT} times as much together, then 429. "
-            "A number in JSON counts 16 bytes, base64 and `bytes` count what they take, and a row counts at "
-            "least the float32 that it comes as",
+            help="largest answer to one request, estimated before any work; a larger one is refused with 413",
+            more=f"All answers in progress together may take {RESPONSES_IN_FLIGHT} times that, then 429. "
+            "The estimate is 16 bytes for each number in JSON and the real size of base64 and `bytes`, but "
+            "never less than the row in float32",
         ),
     ] = 288 << 20  # as many inputs as a request may have, of 2048 values in JSON, and what is around them
     request: RequestLimits = RequestLimits()
     max_tokens: Annotated[
         int,
-        Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="of one input; 0: the model's own limit"),
+        Setting(
+            flag="--max-tokens", check=NOT_NEGATIVE, help="tokens of one input; 0: the model's own limit"
+        ),
     ] = 0
     images: ImageLimits = ImageLimits()
     max_in_flight: Annotated[
-        int, Setting(flag="--max-in-flight", check=POSITIVE, help="requests, then 429")
+        int,
+        Setting(
+            flag="--max-in-flight", check=POSITIVE, help="requests in progress; more are refused with 429"
+        ),
     ] = 1024
     timeout_seconds: Annotated[
-        float, Setting(flag="--request-timeout-seconds", check=POSITIVE, help="to answer it, then 504")
+        float,
+        Setting(flag="--request-timeout-seconds", check=POSITIVE, help="time to answer a request, then 504"),
     ] = 60.0
     connection: ConnectionLimits = ConnectionLimits()
 
@@ -69,9 +75,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         Setting(
             flag="--api-keys-file",
-            help=f"one key for each line, perhaps with a name behind it; {API_KEYS_VARIABLE} holds more, "
-            "separated by commas; without either everybody is answered",
-            more="A key has 8 characters at least and is sent as `Authorization: Bearer` or `X-API-Key`, on "
+            help=f"file with one key in each line, with an optional name behind it; {API_KEYS_VARIABLE} may "
+            "hold more, separated by commas; without any key the service is open to everybody",
+            more="A key has at least 8 characters and is sent as `Authorization: Bearer` or `X-API-Key`, on "
             "every route but `/` with its files and examples, `/health`, `/live`, `/v1/health/*` and "
             "`/v2/health/*`",
         ),
@@ -85,10 +91,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     requests_per_minute: Annotated[
         float,
-        Setting(flag="--requests-per-minute", check=NOT_NEGATIVE, help="of each key; 0: unlimited"),
+        Setting(flag="--requests-per-minute", check=NOT_NEGATIVE, help="limit for each key; 0: unlimited"),
     ] = 0.0
     tokens_per_minute: Annotated[
-        float, Setting(flag="--tokens-per-minute", check=NOT_NEGATIVE, help="of each key; 0: unlimited")
+        float,
+        Setting(flag="--tokens-per-minute", check=NOT_NEGATIVE, help="limit for each key; 0: unlimited"),
     ] = 0.0
     keys: tuple[ApiKey, ...] = ()
 
@@ -117,17 +124,17 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag=MODELS_FLAG,
             metavar="FILE",
-            help="YAML or JSON that lists several models in place of --model-path; SIGHUP has it read again",
+            help="YAML or JSON file with a list of models, instead of --model-path; read again at SIGHUP",
         ),
     ] = None
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Setting(flag="--port", check=PORT, help="of HTTP")] = 8000
+    port: Annotated[int, Setting(flag="--port", check=PORT, help="the port of HTTP")] = 8000
     cors: Annotated[CorsSettings, Setting(group="browsers")] = CorsSettings()
     health_needs: Annotated[
         Literal["one", "all"],
         Setting(
             flag="--health-needs",
-            help="models that must be ready for /health to answer 200, where there are several",
+            help="models that must be ready for /health to answer 200, if there are several",
         ),
     ] = "one"
     tls: Annotated[TlsSettings, Setting(group="TLS")] = TlsSettings()
@@ -144,13 +151,13 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="final vectors kept for identical inputs, by all frontends of a port together; 0: none",
         ),
     ] = 0
-    page: Annotated[bool, Setting(flag="--page", help="the page at / to try the service on")] = True
+    page: Annotated[bool, Setting(flag="--page", help="the web page at / to try the service on")] = True
     drain_seconds: Annotated[
         float,
         Setting(
             flag="--drain-seconds",
             check=NOT_NEGATIVE,
-            help="how long SIGTERM waits for what is in flight",
+            help="how long a process waits for requests in progress after SIGTERM",
         ),
     ] = 30.0
     worker_wait_seconds: Annotated[
@@ -158,7 +165,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--worker-wait-seconds",
             check=NOT_NEGATIVE,
-            help="how long after the last worker went away requests wait for another",
+            help="how long requests wait for a new worker after the last one has gone",
         ),
     ] = 30.0
     want_traces: Traces = None

@@ -80,16 +80,16 @@ _IMAGES: Final = partial(Variable, group="images")
 _LOG: Final = partial(Variable, group="log")
 _DYNAMO: Final = partial(Variable, group="Dynamo", others=True)
 _OTHERS: Final = partial(Variable, others=True)
-_ENGINES: Final = partial(Variable, group="engines and cards", of_model=True)
+_ENGINES: Final = partial(Variable, group="engines and GPUs", of_model=True)
 _HOSTS: Final = partial(Variable, group="several hosts", of_model=True)
 
 # What each kind of worker has, of services with both kinds.
 _WORKERS: Final = _PROCESSES(
-    default="one a card",
+    default="one per GPU",
     shape="e_p",
     of_model=True,
-    help="workers of each kind: likewise, so that a card has one of each; no encode workers for a model of "
-    "text alone",
+    help="workers of each kind: by default one of each on each GPU, or one of each without a GPU; no encode "
+    "workers for a model of text alone",
 )
 _MODE_ARGS: Final = _ENGINES(
     metavar="FILE",
@@ -98,10 +98,10 @@ _MODE_ARGS: Final = _ENGINES(
     help="the same for the workers of one mode",
 )
 _CARDS: Final = _ENGINES(
-    metavar="CARDS",
+    metavar="GPUS",
     default="all that CUDA_VISIBLE_DEVICES leaves",
     shape="e_p",
-    help="cards, one for each worker in turn, such as 0,1",
+    help="GPUs, one for each worker in turn, such as 0,1",
 )
 _EXPECTED: Final = _HOSTS(
     default="those of this host", help="workers of all hosts, so that a missing one shows"
@@ -131,8 +131,8 @@ class Shared:
         str,
         _MODEL(
             metavar="NAME",
-            default="ORG/NAME, or as the directory ends",
-            help="its name in requests, or several, separated by spaces or commas; answers say the first",
+            default="ORG/NAME, or the directory's name",
+            help="the name in requests, or several, separated by spaces or commas; answers have the first",
         ),
     ] = ""
     model_options: Annotated[
@@ -185,7 +185,7 @@ class Shared:
         _ENGINES(
             metavar="FILE",
             default="by family and mode",
-            help="engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera",
+            help="engine settings: a YAML file, a folder of them, or the name of one that comes with Tessera",
         ),
     ] = ""
     encode_endpoint: Annotated[
@@ -311,8 +311,8 @@ class LaunchSettings(Shared):
         replace(
             _WORKERS,
             shape="agg",
-            help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
-            "without cards",
+            help="workers with both stages: one for each GPU, or for each entry of AGG_CUDA_VISIBLE_DEVICES; "
+            "one without a GPU",
         ),
     ] = OPEN
     encode_workers: Annotated[int, _WORKERS] = OPEN
@@ -321,8 +321,8 @@ class LaunchSettings(Shared):
         int,
         _PROCESSES(
             default="by cores",
-            help="frontends, all on one port: three for eight cores beside cards, one without cards. Any "
-            "number of processes may be 0 on a host of several",
+            help="frontends, all on one port. Default: 3 for every 8 cores with GPUs, else 1. May be 0 if "
+            "other hosts run them",
         ),
     ] = OPEN
     agg_engine_args: Annotated[str, replace(_MODE_ARGS, shape="agg")] = ""
@@ -333,7 +333,7 @@ class LaunchSettings(Shared):
     embed_cuda_visible_devices: Annotated[str, _CARDS] = ""
     cuda_mps: Annotated[
         Literal["auto", "on", "off"],
-        _ENGINES(of_model=False, help="NVIDIA's MPS, which `auto` starts where several workers share a card"),
+        _ENGINES(of_model=False, help="NVIDIA's MPS, which `auto` starts where several workers share a GPU"),
     ] = "auto"
     frontend_port_base: Annotated[
         int,
@@ -345,7 +345,7 @@ class LaunchSettings(Shared):
         ),
     ] = 0
     dyn_system_host: Annotated[
-        str, _ADDRESSES(others=True, help="of the workers' `/health` and `/metrics`")
+        str, _ADDRESSES(others=True, help="the address of the workers' `/health` and `/metrics`")
     ] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
@@ -358,18 +358,18 @@ class LaunchSettings(Shared):
     expect_encode_workers: Annotated[str, replace(_EXPECTED, shape="e_p")] = ""
     ready_timeout_seconds: Annotated[
         float,
-        _PROCESSES(check=POSITIVE, metavar="SECONDS", help="that the service has until it is ready"),
+        _PROCESSES(check=POSITIVE, metavar="SECONDS", help="time until the service has to be ready"),
     ] = 600.0
     stop_timeout_seconds: Annotated[
         int,
         _PROCESSES(
             metavar="SECONDS",
-            help="that frontends, then workers, have to end, above their own --drain-seconds; then they are "
-            "killed",
+            help="time that frontends, then workers, have to end; then they are killed. Longer than their "
+            "--drain-seconds",
         ),
     ] = 60
     frontend_page: Annotated[
-        Literal["on", "off"], _PROCESSES(help="the page to try the service on, at /")
+        Literal["on", "off"], _PROCESSES(help="the web page at / to try the service on")
     ] = "on"
     python: Annotated[
         str, Setting(help="the interpreter that the launch scripts make an environment with")
@@ -460,7 +460,7 @@ def _checked(value: N, given: Given, field: Field) -> N:
 
 
 _GROUPS: Final = (
-    *("model", "processes", "engines and cards", "addresses", "images", "log", "several hosts", "Dynamo"),
+    *("model", "processes", "engines and GPUs", "addresses", "images", "log", "several hosts", "Dynamo"),
     "",
 )
 

@@ -16,8 +16,8 @@ class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     kind: Annotated[
         str,
         Setting(
-            help="`auto` for whichever reaches the reader best, or `cuda_ipc`, `shm`, `nixl`, `inline`, with "
-            "commas between"
+            help="`auto` for the one that reaches the reader best, or `cuda_ipc`, `shm`, `nixl`, `inline`, "
+            "with commas between"
         ),
     ] = "auto"
     slab_mb: Annotated[int, Setting(help=f"MiB of rows that an encode worker lends at a time; {CHOSEN}")] = 0
@@ -26,10 +26,8 @@ class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         str,
         Setting(help="network interfaces that NIXL listens on, with commas between; empty for all"),
     ] = "lo"
-    lease_seconds: Annotated[float, Setting(help="that a reader has to copy rows")] = 10.0
-    checksum: Annotated[bool, Setting(help="readers make sure that rows are those that were published")] = (
-        False
-    )
+    lease_seconds: Annotated[float, Setting(help="time that a reader has to copy rows")] = 10.0
+    checksum: Annotated[bool, Setting(help="readers compare rows with a hash of the published ones")] = False
 
     def __post_init__(self) -> None:
         if self.slab_mb < 0 or self.staging_mb < 0:

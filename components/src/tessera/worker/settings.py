@@ -60,16 +60,18 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     transport: TransportSettings = TransportSettings()
     preprocess: Annotated[
         str,
-        Setting(help="where image files are decoded: in `processes` that may crash, or on `threads`"),
+        Setting(
+            help="where image files are decoded: in separate `processes`, which may crash, or on `threads`"
+        ),
     ] = "processes"
     preprocess_threads: Annotated[int, Setting(help=f"images that are decoded at a time; {CHOSEN}")] = 0
-    preprocess_seconds: Annotated[float, Setting(help="that a process has for one image")] = 10.0
+    preprocess_seconds: Annotated[float, Setting(help="time that a process has for one image")] = 10.0
     preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
     model_options: Annotated[
         dict[str, Any],
         Setting(
-            help="options of the model's family; `--model-options` goes over them, key by key, and is "
-            "all that frontends know of"
+            help="options of the model's family; `--model-options` overrides them, key by key. Frontends "
+            "read only `--model-options`"
         ),
     ] = {}
     threads: Annotated[
@@ -103,7 +105,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: ServedModelNames = ()
     mode: Annotated[
         Mode,
-        Setting(flag="--disaggregation-mode", help="which stages it runs: both, vision or text"),
+        Setting(flag="--disaggregation-mode", help="the stages that the worker runs: both, vision or text"),
     ] = Mode.AGG
     modality: Annotated[
         Modality,
@@ -135,7 +137,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--workers-on-card",
             check=POSITIVE,
-            help="workers of any mode on this one's card, which share its memory",
+            help="workers of any mode on this worker's GPU, which share its memory",
         ),
     ] = 1
     host_share: Annotated[
@@ -152,7 +154,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--card-share",
             check=_SHARE,
-            help="part of its card's memory, likewise",
+            help="part of the GPU's memory that is for this worker, up to 1; 0: as much as for each of the "
+            "others",
         ),
     ] = 0.0
     extra_engine_args: Annotated[
@@ -173,7 +176,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_image_pixels: Annotated[
         int,
         Setting(
-            flag="--max-image-pixels", check=replace(POSITIVE, text=_PIXELS_AND_DRAIN), help="of one image"
+            flag="--max-image-pixels",
+            check=replace(POSITIVE, text=_PIXELS_AND_DRAIN),
+            help="pixels of one image",
         ),
     ] = 100_000_000
     drain_seconds: Annotated[
@@ -181,7 +186,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--drain-seconds",
             check=replace(NOT_NEGATIVE, text=_PIXELS_AND_DRAIN),
-            help="how long SIGTERM waits for what is in flight",
+            help="how long a process waits for requests in progress after SIGTERM",
         ),
     ] = 30.0
     encode_wait_seconds: Annotated[
@@ -189,7 +194,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--encode-wait-seconds",
             check=replace(NOT_NEGATIVE, text="{flag} must not be negative"),
-            help="how long after the last encode worker went away images wait for another",
+            help="how long images wait for a new encode worker after the last one has gone",
         ),
     ] = 30.0
     dynamo_model: Annotated[

@@ -78,7 +78,10 @@ class QuietLog(LogSettings, frozen=True, kw_only=True):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Setting(flag="--log-level", help="of what is logged, and above; engines say what they chose at info"),
+        Setting(
+            flag="--log-level",
+            help="the lowest level of lines that are logged; engines log their sizes at info",
+        ),
     ] = "warning"
 
 
@@ -104,7 +107,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting(
             flag="--split",
-            help="an encode and an embed worker for each card, in place of one that runs both stages",
+            help="an encode and an embed worker for each GPU, in place of one that runs both stages",
         ),
     ] = False
     dry_run: Annotated[

@@ -14,7 +14,7 @@ ElementType = Literal["float32", "float16", "int8"]
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
-    out: Annotated[Path, Setting(flag="--out", metavar="DIR", help="the directory that vectors are kept in")]
+    out: Annotated[Path, Setting(flag="--out", metavar="DIR", help="the directory for the vectors")]
     format: Annotated[
         Format,
         Setting(
@@ -32,22 +32,22 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting(
             flag="--replace",
-            help="where DIR holds vectors of another model or other options, move them to DIR/replaced-N and "
+            help="if DIR has vectors of another model or other options, move them to DIR/replaced-N and "
             "begin anew",
         ),
     ] = False
     part_rows: Annotated[
-        int, Setting(flag="--part-rows", check=POSITIVE, help="items of a part; then it is published")
+        int, Setting(flag="--part-rows", check=POSITIVE, help="items in a part; a full part is published")
     ] = 32_768
     part_bytes: Annotated[
-        int, Setting(flag="--part-mb", unit=MIB, check=POSITIVE, help="MiB of vectors of a part")
+        int, Setting(flag="--part-mb", unit=MIB, check=POSITIVE, help="MiB of vectors in a part")
     ] = 128 * MIB
     part_seconds: Annotated[
         float,
         Setting(
             flag="--part-seconds",
             check=POSITIVE,
-            help="from a part's first item on; what a killed run has to do again",
+            help="time from a part's first item until it is published; a killed run repeats at most this",
         ),
     ] = 300.0
     max_errors: Annotated[

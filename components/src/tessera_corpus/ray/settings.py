@@ -20,13 +20,13 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     cpus: Annotated[
         int,
-        Setting(
-            flag="--ray-cpus", check=NOT_NEGATIVE, help="of a local cluster; 0: as many as there are cores"
-        ),
+        Setting(flag="--ray-cpus", check=NOT_NEGATIVE, help="CPUs of a local cluster; 0: one for each core"),
     ] = 0
     memory_bytes: Annotated[
         int,
-        Setting(flag="--ray-memory-mb", unit=MIB, check=POSITIVE, help="of a local cluster's object store"),
+        Setting(
+            flag="--ray-memory-mb", unit=MIB, check=POSITIVE, help="size of a local cluster's object store"
+        ),
     ] = 1024 * MIB
     readers: Annotated[
         int,
@@ -41,6 +41,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--ray-engines",
             check=NOT_NEGATIVE,
-            help="at most so many engines; 0: one for each card, or for each machine of a cluster without",
+            help="at most so many engines; 0: one for each GPU, or one for each machine if the cluster has "
+            "no GPU",
         ),
     ] = 0

@@ -25,17 +25,22 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """What the columns of a table are called; an empty name is of none."""
 
     id: Annotated[
-        str, Setting(flag="--id-column", help="of tables: ids; without it FILE:ROW is an item's id")
+        str,
+        Setting(
+            flag="--id-column", help="the column of a table with ids; without it an item's id is FILE:ROW"
+        ),
     ] = "id"
-    text: Annotated[str, Setting(flag="--text-column", help="of tables: texts")] = "text"
+    text: Annotated[str, Setting(flag="--text-column", help="the column of a table with texts")] = "text"
     image: Annotated[
         str,
         Setting(
             flag="--image-column",
-            help="of tables: image files as bytes, as paths below --root or URLs, or as `datasets` has them",
+            help="the column of a table with images: bytes, paths below --root, URLs, or as in `datasets`",
         ),
     ] = "image"
-    page: Annotated[str, Setting(flag="--page-column", help="of tables: page numbers")] = "page"
+    page: Annotated[str, Setting(flag="--page-column", help="the column of a table with page numbers")] = (
+        "page"
+    )
 
 
 class FetchPolicy(MediaPolicy, frozen=True, kw_only=True):
@@ -52,14 +57,17 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--root",
             metavar="DIR",
-            help="paths in JSON lines and tables count below it alone; without it there may be none",
+            help="the folder of the paths in JSON lines and tables; without it there may be no paths",
         ),
     ] = None
     max_bytes: Annotated[
-        int, Setting(flag="--max-file-mb", unit=MIB, check=POSITIVE, help="of one file, fetched ones too")
+        int,
+        Setting(
+            flag="--max-file-mb", unit=MIB, check=POSITIVE, help="size of one file, also of a fetched one"
+        ),
     ] = 256 << 20
     max_line_bytes: Annotated[
-        int, Setting(flag="--max-line-mb", unit=MIB, check=POSITIVE, help="of one JSON line")
+        int, Setting(flag="--max-line-mb", unit=MIB, check=POSITIVE, help="size of one JSON line")
     ] = 64 << 20
     columns: Columns = Columns()
     media: Annotated[FetchPolicy, Setting(group="URLs in JSON lines and tables")] = FetchPolicy()

@@ -73,7 +73,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine to build, as a list entry below ``build`` in an engine config file."""
 
-    stage: Annotated[Stage, Setting(help="what the engine runs")]
+    stage: Annotated[Stage, Setting(help="the stage that the engine runs")]
     flavour: Annotated[str, Setting(help="`aoti`, `tensorrt` or `tensorrt_rtx`")]
     dtype: Annotated[
         str,
@@ -82,7 +82,7 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "bfloat16"
         ),
     ] = "bfloat16"
-    layout: Annotated[Layout, Setting(help="how sequences lie in a text batch")] = Layout.PACKED
+    layout: Annotated[Layout, Setting(help="the layout of sequences in a text batch")] = Layout.PACKED
     capabilities: Annotated[
         tuple[str, ...],
         Setting(help="CUDA compute capabilities such as `8.9`, or `cpu`; by default this machine's"),
@@ -93,8 +93,8 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     decomposable: Annotated[
         bool,
         Setting(
-            help="attention may fall apart into products and a softmax where the flavour has no fused "
-            "kernel; else the build fails there"
+            help="attention may be taken apart into products and a softmax if the flavour has no fused "
+            "kernel; otherwise the build fails"
         ),
     ] = False
     calibration: Annotated[

@@ -193,10 +193,13 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     ``write_seconds`` to read some of what waits for it."""
 
     header_seconds: Annotated[
-        float, Setting(flag="--header-timeout-seconds", check=POSITIVE, help="for its head, then 408")
+        float,
+        Setting(
+            flag="--header-timeout-seconds", check=POSITIVE, help="time for the head of a request, then 408"
+        ),
     ] = 10.0
     header_bytes: Annotated[
-        int, Setting(flag="--max-header-kb", unit=KIB, check=POSITIVE, help="of its head")
+        int, Setting(flag="--max-header-kb", unit=KIB, check=POSITIVE, help="largest head of a request")
     ] = 64 << 10
     # Longer than clients keep their connections (httpx 5 s, aiohttp 15 s, balancers often 60 s): whoever
     # closes first never has a request on the way to a connection that is being closed.
@@ -205,7 +208,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--keep-alive-seconds",
             check=POSITIVE,
-            help="that a connection waits for the next one; more than balancers and clients keep theirs",
+            help="time that an idle connection stays open; longer than balancers and clients keep theirs",
         ),
     ] = 75.0
     write_seconds: float = 30.0

@@ -22,14 +22,15 @@ class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How large an image may be, and all images of a request together, however they come."""
 
     max_bytes: Annotated[
-        int, Setting(flag="--max-file-size-mb", unit=MIB, check=POSITIVE, help="of one image")
+        int, Setting(flag="--max-file-size-mb", unit=MIB, check=POSITIVE, help="file size of one image")
     ] = 50 << 20
     max_request_bytes: Annotated[
-        int, Setting(flag="--max-media-mb", unit=MIB, check=POSITIVE, help="of all images of a request")
+        int,
+        Setting(flag="--max-media-mb", unit=MIB, check=POSITIVE, help="file size of all images of a request"),
     ] = 256 << 20
-    max_pixels: Annotated[int, Setting(flag="--max-image-pixels", check=POSITIVE, help="of one image")] = (
-        100_000_000
-    )
+    max_pixels: Annotated[
+        int, Setting(flag="--max-image-pixels", check=POSITIVE, help="pixels of one image")
+    ] = 100_000_000
 
 
 def _no_directory(flag: str, path: Path) -> str | None:
@@ -78,7 +79,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
             flag="--allowed-media-domains",
             metavar="DOMAIN",
             check=_no_domains,
-            help="image URLs may point to these alone",
+            help="image URLs may point only to these",
         ),
     ] = frozenset()
     blocked_domains: Annotated[
@@ -95,7 +96,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
         Setting(flag="--allow-private-media", help="let image URLs reach loopback and private addresses"),
     ] = False
     timeout: Annotated[
-        float, Setting(flag="--media-timeout-seconds", check=POSITIVE, help="to fetch one image")
+        float, Setting(flag="--media-timeout-seconds", check=POSITIVE, help="time to fetch one image")
     ] = 10.0
     proxy: Annotated[
         str | None,
