@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.models import families
 from tests.e2e.service import ROOT
 
 pytestmark = [
@@ -30,7 +31,7 @@ pytestmark = [
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 START, MODELS, ASK, FOLDERS, SPLIT = (text for kind, text in BLOCKS if not kind and "──" not in text)
-(PYTHON, *_) = (text for kind, text in BLOCKS if kind == "python" and "openai" in text)
+CLIENT, PROGRAM = (text for kind, text in BLOCKS if kind == "python")
 READY_SECONDS = 120
 
 
@@ -115,10 +116,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     shutil.rmtree(folder)
 
 
-def of_hub(clone: Clone, name: str, family: str) -> None:
-    """Put a small checkpoint into the hub's cache, as its download leaves it."""
+def of_hub(clone: Clone, name: str) -> None:
+    """Put a small checkpoint of that model's family into the hub's cache, as its download leaves it."""
+    (family,) = (family.name for family in families() if name in getattr(family, "hub_models", ()))
     folder = clone.folder.parent / "home/.cache/huggingface/hub" / f"models--{name.replace('/', '--')}"
     commit = "0123456789abcdef0123456789abcdef01234567"
+    if folder.exists():
+        return
     (folder / "refs").mkdir(parents=True)
     (folder / "refs/main").write_text(commit)
     clone.run(f"tessera checkpoint --family {family} --out {folder / 'snapshots' / commit}")
@@ -126,7 +130,7 @@ def of_hub(clone: Clone, name: str, family: str) -> None:
 
 def test_the_first_command_serves_and_is_asked(clone: Clone) -> None:
     clone.run("pip install openai")
-    (clone.folder.parent / "ask.py").write_text(PYTHON)
+    (clone.folder.parent / "ask.py").write_text(CLIENT)
     with clone.served("tessera serve"):
         assert clone.run("python ../ask.py", network=True).startswith("3 256 Usage(")
         answer = json.loads(clone.run(ASK, network=True))
@@ -137,11 +141,15 @@ def test_the_first_command_serves_and_is_asked(clone: Clone) -> None:
 @pytest.mark.parametrize("line", MODELS.strip().splitlines())
 def test_the_models_are_served_by_their_names(clone: Clone, line: str) -> None:
     name = line.split()[2]
-    families = {"Qwen3-Embedding": "qwen3_embedding", "llama-nemotron-embed-vl": "llama_nemotron_vl"}
-    (family,) = (family for part, family in families.items() if part in name)
-    of_hub(clone, name, family)
+    of_hub(clone, name)
     with clone.served(line):
         assert name in clone.run("tessera models --url http://127.0.0.1:8000", network=True)
+
+
+def test_a_program_embeds_without_a_service(clone: Clone) -> None:
+    of_hub(clone, re.findall(r'Embedder\("([^"]+)"\)', PROGRAM)[0])
+    (clone.folder.parent / "program.py").write_text(PROGRAM + "print(vectors.dtype, len(vectors))\n")
+    assert clone.run("python ../program.py", network=True) == "float32 1\n"
 
 
 def test_a_folder_is_embedded_and_searched(clone: Clone) -> None:

@@ -117,7 +117,8 @@ def test_an_unknown_key_is_named_with_its_file(
     lines = [json.loads(line) for line in said.splitlines() if not line.startswith("tessera: installing")]
     errors = [line["message"] for line in lines if line["level"] == "ERROR"]
     assert any(str(config) in error and "max_batch_csot" in error for error in errors)
-    assert any(re.fullmatch(r"process \d+ ended before the service was ready", error) for error in errors)
+    said = r".* worker 0 \(pid \d+\) ended with status 1 before the service was ready"
+    assert any(re.fullmatch(said, error) for error in errors)
     assert any(error.startswith("tessera: the service did not become ready") for error in errors)
     assert not any("exception" in line for line in lines)
 

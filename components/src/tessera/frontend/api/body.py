@@ -78,7 +78,7 @@ def named(known: Mapping[str, object] | type[StrEnum], expects: str = "", **more
         return values[value]
 
     def write(default: object) -> Json:
-        return next(name for name, value in values.items() if value == default)
+        return next((name for name, value in values.items() if value == default), None)
 
     return Kind(read, {"type": "string", "enum": list(values)}, write)
 
