@@ -49,24 +49,32 @@ class CorsSettings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--cors-allow-origins",
             metavar="ORIGIN",
             check=_no_origins,
-            help="pages of these origins may ask from a browser, or of all: *; none by default",
+            help="origins whose web pages may send requests from a browser; * is all, none by default",
             more="An origin is scheme, host and port. A preflight needs no key and counts as no request; "
             "errors have the headers, too",
         ),
     ] = ()
     allow_methods: Annotated[
         tuple[str, ...],
-        Setting(flag="--cors-allow-methods", metavar="METHOD", help="with these methods; all by default"),
+        Setting(
+            flag="--cors-allow-methods",
+            metavar="METHOD",
+            help="methods that these web pages may use; all by default",
+        ),
     ] = ("*",)
     allow_headers: Annotated[
         tuple[str, ...],
-        Setting(flag="--cors-allow-headers", metavar="HEADER", help="with these headers; all by default"),
+        Setting(
+            flag="--cors-allow-headers",
+            metavar="HEADER",
+            help="headers that these web pages may send; all by default",
+        ),
     ] = ("*",)
     allow_credentials: Annotated[
         bool,
         Setting(
             flag="--cors-allow-credentials",
-            help="with cookies and certificates; an API key in a header needs none of that",
+            help="allow cookies and certificates; an API key in a header needs neither",
         ),
     ] = False
     max_age_seconds: Annotated[
@@ -75,7 +83,7 @@ class CorsSettings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--cors-max-age",
             metavar="SECONDS",
             check=NOT_NEGATIVE,
-            help="that a browser keeps the answer to a preflight",
+            help="time that a browser keeps the answer to a preflight",
         ),
     ] = 600
 
