@@ -311,8 +311,8 @@ class LaunchSettings(Shared):
         replace(
             _WORKERS,
             shape="agg",
-            help="workers with both stages: one for each GPU, or for each entry of AGG_CUDA_VISIBLE_DEVICES; "
-            "one without a GPU",
+            help="workers with both stages: one for each GPU, or for each entry of "
+            "TESSERA_AGG_CUDA_VISIBLE_DEVICES; one without a GPU",
         ),
     ] = OPEN
     encode_workers: Annotated[int, _WORKERS] = OPEN
