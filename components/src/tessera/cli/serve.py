@@ -53,7 +53,7 @@ from tessera.terminal import complain, near
 
 _TEXT: Final = """\
 Starts a service on this machine and keeps it running until Ctrl-C or SIGTERM: frontends on
-one port, and workers, one for each card. A worker runs both stages of the model unless
+one port, and workers, one for each GPU. A worker runs both stages of the model unless
 --encode-workers or --embed-workers is given: then each stage has workers of its own. Without
 MODEL it serves the demonstration model. Of several models each has workers of its own, and
 requests choose by name.

@@ -47,7 +47,7 @@ from tessera_corpus.sources.settings import SourceSettings
 _TEXT: Final = """\
 Embeds a corpus: folders and globs of pictures, PDF and text files, JSON lines, tables. The vectors
 go to a table in a directory; the same command goes on where one was stopped, however it ended.
-Engines run in processes of this command, one for each card, or, with --url, at a running service,
+Engines run in processes of this command, one for each GPU, or, with --url, at a running service,
 or, with --ray, on a Ray cluster.
 
 Flags of workers are taken as well, such as --extra-engine-args: python -m tessera.worker --help."""
