@@ -134,21 +134,21 @@ def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
         ),
         (
             *("agg", host(2, cores=32, gib=256), {}),
-            "2 H200 of 140 GiB, 32 cores, 256 GiB: 12 frontends, 2 agg workers, 1 agg on each card",
+            "2 H200 of 140 GiB, 32 cores, 256 GiB: 12 frontends, 2 agg workers, 1 agg on each GPU",
         ),
         (
             *("e_p", host(1), {}),
-            "1 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker, on one card",
+            "1 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker, on one GPU",
         ),
         (
             *("e_p", host(2), {}),
             "2 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 2 encode workers, 2 embed workers, "
-            "1 encode and 1 embed on each card",
+            "1 encode and 1 embed on each GPU",
         ),
         (
             *("e_p", host(2), {"TESSERA_ENCODE_WORKERS": "1", "TESSERA_EMBED_WORKERS": "1"}),
             "2 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker; "
-            "card 0: 1 encode; card 1: 1 embed",
+            "GPU 0: 1 encode; GPU 1: 1 embed",
         ),
         (
             *(
@@ -218,5 +218,5 @@ def test_workers_of_models_are_named_and_counted_together() -> None:
     assert sharing(kinds, host(2)) == [[2, 1], [2]]
     said = described(LaunchSettings(frontends=1), kinds, host(2))
     assert said.endswith(
-        "1 frontend, 3 agg workers; card 0: 1 agg of m0 and 1 agg of m1; card 1: 1 agg of m0"
+        "1 frontend, 3 agg workers; GPU 0: 1 agg of m0 and 1 agg of m1; GPU 1: 1 agg of m0"
     )

@@ -99,7 +99,7 @@ def test_where_little_is_left_shares_are_by_need_and_never_too_much(more: dict[s
 
 def test_too_much_for_a_card_is_refused_with_a_table_of_who_takes_what(more: dict[str, Model]) -> None:
     host = OneHost(more, gib=256, cards={"0": 9, "1": 141})
-    refused = r"(?s)do not fit into memory.*card 0, of 8\.10 GiB:.*text weights.*in all .* does not fit"
+    refused = r"(?s)do not fit into memory.*GPU 0, of 8\.10 GiB:.*text weights.*in all .* does not fit"
     with pytest.raises(ConfigError, match=refused):
         host.fit("llama_nemotron_vl/agg@0", "qwen3_vl_embedding/agg@0")
     # One on each is no trouble.

@@ -49,7 +49,7 @@ def place(settings: EngineSettings) -> Placement:
     if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: the launcher "
-            "gives each worker a card, and AGG_, ENCODE_ and TESSERA_EMBED_CUDA_VISIBLE_DEVICES say which"
+            "gives each worker a GPU, as TESSERA_AGG_CUDA_VISIBLE_DEVICES (ENCODE, EMBED) says"
         )
     dtype = settings.dtype
     if dtype == "auto":

@@ -426,7 +426,7 @@ class Service:
         self.supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
         self._environment |= mps.of_workers(folder)
         self.report.say(
-            "workers share a card: started NVIDIA's Multi-Process Service (--cuda-mps off turns this off)"
+            "workers share a GPU: started NVIDIA's Multi-Process Service (--cuda-mps off turns this off)"
         )
 
     def _wait_ready(self) -> None:

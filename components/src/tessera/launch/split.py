@@ -114,8 +114,8 @@ def _places(workers: Sequence[Workers], machine: Machine) -> str:
     }
     if len(set(said.values())) == 1 and len(said) == len(machine.cards):
         (each,) = set(said.values())
-        return f", {each} on each card" if len(said) > 1 else ", on one card"
-    return "".join(f"; card {card}: {roles}" for card, roles in said.items())
+        return f", {each} on each GPU" if len(said) > 1 else ", on one GPU"
+    return "".join(f"; GPU {card}: {roles}" for card, roles in said.items())
 
 
 def _counted(count: int, what: str) -> str:

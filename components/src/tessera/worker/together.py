@@ -201,7 +201,7 @@ def _table(limits: Mapping[str | None, int], workers: Sequence[_Worker], sizes: 
     """Who takes what of each memory, with the sizes of each worker."""
     lines = []
     for memory, limit in limits.items():
-        lines.append(f"  {f'card {memory}' if memory else 'this host'}, of {limit / GIB:.2f} GiB:")
+        lines.append(f"  {f'GPU {memory}' if memory else 'this host'}, of {limit / GIB:.2f} GiB:")
         for worker, at in zip(workers, sizes, strict=True):
             if _on(worker, memory):
                 lines.append(f"    {worker.line(at, on_card=memory is not _HOST)}")

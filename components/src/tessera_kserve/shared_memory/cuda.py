@@ -47,7 +47,7 @@ class CudaMemory:
             ) from None
         if not 0 <= device_id < count:
             raise InvalidInput(
-                f"device_id: the region {region!r} is on none of the {count} cards here, from 0 on",
+                f"device_id: the region {region!r} is on none of the {count} GPUs here, from 0 on",
                 param="device_id",
             )
         pointer = ctypes.c_uint64()
@@ -59,7 +59,7 @@ class CudaMemory:
                 )
         except HandOffError as error:
             raise InvalidInput(
-                f"raw_handle: that of the region {region!r} cannot be opened on card {device_id}: {error}",
+                f"raw_handle: that of the region {region!r} cannot be opened on GPU {device_id}: {error}",
                 param="raw_handle",
             ) from None
         memory = cls(device_id, pointer.value)
