@@ -212,7 +212,7 @@ def test_what_is_outside_the_memory_is_refused(two: tuple[Region, Region], kserv
         (source.raw_handle, 0, 1 << 40, "its memory has"),
         (source.raw_handle, 0, 8 * BYTES, "its memory has"),
         (source.raw_handle, cards, ids.nbytes, f"none of the {cards} cards"),
-        (base64.b64encode(bytes(64)).decode(), 0, ids.nbytes, "cannot be opened on card 0"),
+        (base64.b64encode(bytes(64)).decode(), 0, ids.nbytes, "cannot be opened on GPU 0"),
     ):
         with pytest.raises(InferenceServerException) as caught:
             register("x", handle, device, size)
