@@ -279,7 +279,7 @@ def test_what_was_embedded_is_found_by_picture_and_by_text(
     assert found.split()[0] == "1."
     assert corpus.sources[0] in text and f"“{line['text'][:90]}" in text
     (result,) = json.loads(search(unbroken, line["text"], "--top", "1", "--json").stdout)["results"]
-    assert (result["rank"], result["source"], result["page"]) == (1, str(corpus.sources[0]), None)
+    assert (result["rank"], result["source"], result["page"]) == (1, f"{corpus.sources[0]}:6", None)
     assert result["id"] == found.split()[2] and result["text"] == line["text"][:600]
     assert "give a text" in search(unbroken, status=1).stderr
     (wrong,) = search(unbroken, "a", "--tops", "1", status=2).stderr.splitlines()
