@@ -8,7 +8,7 @@ import socket
 from collections import deque
 
 # Names the variable with the ports that this process and its children may take, as FIRST-LAST.
-PORTS = "TESSERA_PORTS"
+PORTS = "BENCHMARKS_PORTS"
 _FIRST, _LAST = 20_000, 31_999
 # What was given, and may not be listened on yet: two ports for one process were the same once in thousands.
 _given: deque[int] = deque(maxlen=256)
