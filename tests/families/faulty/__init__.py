@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ILLEGAL_ACCESS, POISON, HANG = "\x01", "\x03", "\x04"
 ASSERTS = ("\x05", "\x06")
-MARKS = "TESSERA_TEST_MARKS"
+MARKS = "TEST_MARKS"
 
 
 def _first_time(what: str) -> bool:
