@@ -167,10 +167,7 @@ def log_settings(argv: Sequence[str] | None = None) -> LogSettings:
 
 
 def is_sampled(request_id: str, share: float) -> bool:
-    """Whether the lines of a request are written, where only a share of the requests has some.
-
-    By its id, so that all processes that have a part in it decide alike.
-    """
+    """Say by a request's id, so that all processes agree, whether it is of the ``share`` that is logged."""
     return share >= 1.0 or zlib.crc32(request_id.encode(errors="replace")) < share * (1 << 32)
 
 

@@ -41,7 +41,8 @@ class TorchTextEngine:
         self._lanes: Lanes | None = None
         if not placement.is_cuda and self._divisible and (lanes := Lanes()).count > 1:
             self._lanes = lanes
-        self._row_width = model.vision.row_width if model.vision else 0
+        width = model.vision.row_width if model.vision else 0
+        self._no_rows = torch.empty(0, width, dtype=placement.torch_dtype)
         if placement.is_cuda:
             self._cuda = self._on_cuda(self._module, placement, graph_tokens)
 
@@ -122,15 +123,15 @@ class TorchTextEngine:
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),
                 batch.lengths,
-                self._gather(batch),
+                self._gather(batch) if batch.vision else self._no_rows,
                 torch.from_numpy(batch.vision_index),
             )
             return computed.numpy()
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         if len(batch.vision) == 1:
-            return batch.vision[0].to(dtype=self._placement.torch_dtype)
-        rows = self._placement.rows(len(batch.vision_index), self._row_width)
+            return batch.vision[0].to(self._no_rows.dtype)
+        rows = self._no_rows.new_empty(len(batch.vision_index), self._no_rows.shape[1])
         start = 0
         for image in batch.vision:
             rows[start : start + len(image)].copy_(image)
