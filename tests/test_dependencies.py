@@ -67,7 +67,7 @@ def distributions() -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     extras = {name: set(lines) for name, lines in PROJECT["optional-dependencies"].items()}
-    needed = ("worker", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
+    needed = ("worker", "nixl", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
     service = names(PROJECT["dependencies"]) | set().union(*(names(list(extras[extra])) for extra in needed))
     exporters = {name for name in service if name.startswith("opentelemetry-exporter-")}
     corpus = set().union(*(names(list(extras[extra])) for extra in ("corpus", "lance", "ray")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +12,10 @@ from typing import Any, cast
 import pytest
 
 from tessera.errors import EngineDead
-from tessera.frontend import service as frontend_service
-from tessera.frontend.group import FrontendGroup
+from tessera.frontend.group import PULSE_SECONDS, FrontendGroup
 from tessera.frontend.http.tls import Certificate
+from tessera.frontend.service import Service
+from tessera.tasks import KEEPER
 from tessera.worker import free_memory, stall
 from tests.authority import Authority, needs_openssl
 from tests.loops import Switch, fails_and_goes_on, quick
@@ -37,7 +39,8 @@ async def test_a_frontend_shows_that_it_is_there_after_an_error(caplog: pytest.L
         pulses += 1
 
     group.pulse = pulse  # type: ignore[method-assign]
-    (loop,) = frontend_service._pulses(group, cast(Any, ()), cast(Any, SimpleNamespace(lent=0)))
+    service = cast(Any, SimpleNamespace(group=group, models=(), _lender=SimpleNamespace(lent=0)))
+    loop = KEEPER.start("group", partial(Service._pulse, service), every=PULSE_SECONDS)
     await until(lambda: pulses > 0)
     before = pulses
     await fails_and_goes_on("group", switch, lambda: pulses > before, caplog)

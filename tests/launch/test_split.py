@@ -217,6 +217,4 @@ def test_workers_of_models_are_named_and_counted_together() -> None:
     assert [kind.name(0) for kind in kinds] == ["agg worker 0 of m0", "agg worker 0 of m1"]
     assert sharing(kinds, host(2)) == [[2, 1], [2]]
     said = described(LaunchSettings(frontends=1), kinds, host(2))
-    assert said.endswith(
-        "1 frontend, 3 agg workers; GPU 0: 1 agg of m0 and 1 agg of m1; GPU 1: 1 agg of m0"
-    )
+    assert said.endswith("1 frontend, 3 agg workers; GPU 0: 1 agg of m0 and 1 agg of m1; GPU 1: 1 agg of m0")

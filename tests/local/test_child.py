@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tessera.local.child import Child, ChildLost
-from tessera.local.messages import AskUsage, Embed, Load, Used
+from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Load, Used
 from tessera.local.usage import Usage
 
 pytestmark = pytest.mark.service
@@ -32,14 +32,17 @@ def end(pid: int) -> None:
 async def test_what_nobody_waits_for_is_cancelled_in_the_child() -> None:
     child = await Child.start("tests.local.waiting_child", Load([], ""))
     try:
-        tasks = [asyncio.create_task(child.ask(lambda number: Embed(number, [], None))) for _ in range(3)]
+        tasks = [
+            asyncio.create_task(child.ask(lambda number: Embed(number, [], None), EmbeddedRows))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0)
-        assert await child.ask(AskUsage) == Used(3, Usage())
+        assert await child.ask(AskUsage, Used) == Used(3, Usage())
         for task in tasks[:2]:
             task.cancel()
         await asyncio.wait(tasks[:2])
-        used = await child.ask(AskUsage)
-        assert isinstance(used, Used) and used.usage.images == 2
+        used = await child.ask(AskUsage, Used)
+        assert used.usage.images == 2
     finally:
         await child.close()
     with pytest.raises(ChildLost):
