@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import NoReturn
 
+from tessera.extras import absent
 from tessera.terminal import complain
 
 
@@ -26,7 +26,7 @@ class Command:
     @property
     def missing(self) -> tuple[str, ...]:
         """The modules of ``needs`` that are not installed."""
-        return tuple(name for name in self.needs if find_spec(name) is None)
+        return absent(*self.needs)
 
 
 class OneLineParser(argparse.ArgumentParser):

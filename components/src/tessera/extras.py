@@ -10,11 +10,25 @@ import shlex
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tessera.errors import ConfigError
 from tessera.siblings import DISTRIBUTION, checkout
+
+
+def absent(*modules: str) -> tuple[str, ...]:
+    """Return which of these modules are not installed."""
+    return tuple(name for name in modules if not _is_installed(name))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # The package that it would be in.
+        return False
 
 
 def lack(*packages: str, extra: str, of: str = DISTRIBUTION) -> str:

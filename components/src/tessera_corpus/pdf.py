@@ -7,7 +7,6 @@ runs: this PDFium has no JavaScript, and no form is filled in.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import io
 import math
 import mmap
@@ -18,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from PIL import Image
 
-from tessera.extras import missing
+from tessera.extras import absent, missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
 
@@ -112,7 +111,7 @@ class Renderers:
     def __init__(
         self, drawing: Drawing, limits: Limits, picture_format: PictureFormat, *, count: int
     ) -> None:
-        if importlib.util.find_spec("pypdfium2") is None:
+        if absent("pypdfium2"):
             raise missing("a PDF file", "pypdfium2", extra="corpus")
         self._drawing = drawing
         self._write: Callable[[Memory, int, int], bytes] = (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
 from tessera.errors import ConfigError
-from tessera.extras import missing
+from tessera.extras import absent, missing
 from tessera.settings import PORT, Setting
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, frontend: FrontendSettings) -> None:
         """Raises ``ConfigError`` for what this frontend cannot have."""
-        if self.grpc_port and not all(map(_is_installed, _NEEDED)):
+        if self.grpc_port and absent(*_NEEDED):
             raise missing(_GRPC_PORT, "grpcio", "protobuf", extra="kserve")
         seat = frontend.seat
         if self.shared_memory and seat is not None and seat.size > 1:
@@ -51,11 +50,3 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "--kserve-shared-memory: regions are one frontend's, and there are "
                 f"{seat.size} on this port; --frontends 1"
             )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        # What it is in is not there either.
-        return False

@@ -16,13 +16,12 @@ import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tessera.defaults import ENGINE_CONFIGS
-from tessera.extras import lack
+from tessera.extras import absent, lack
 from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.processes import Workers, frontend_flags, worker_flags
@@ -165,10 +164,8 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
             report=report,
             reread=reread,
         )
-        if service.worker_count and (
-            absent := [name for name in ("torch", "safetensors") if not find_spec(name)]
-        ):
-            raise SettingError(f"a worker {lack(*absent, extra='worker')}")
+        if service.worker_count and (lacking := absent("torch", "safetensors")):
+            raise SettingError(f"a worker {lack(*lacking, extra='worker')}")
         service.check()
         service.run()
 

@@ -20,10 +20,12 @@ _MODULES = {
     "tensorrt": ("tensorrt", "tensorrt_bindings"),
     "tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
 }
-_INSTALL = {
-    "tensorrt": "pip install tensorrt-cu13 --extra-index-url https://pypi.nvidia.com",
-    "tensorrt_rtx": install("tensorrt-rtx"),
-}
+
+
+def _install(flavour: str) -> str:
+    if flavour == "tensorrt_rtx":
+        return install("tensorrt-rtx")
+    return "pip install tensorrt-cu13 --extra-index-url https://pypi.nvidia.com"
 
 
 @functools.cache
@@ -42,7 +44,7 @@ def load_tensorrt(flavour: str) -> Any:
             raise _unusable(flavour, error) from error
     raise ConfigError(
         f"flavour {flavour} needs the Python module {_MODULES[flavour][0]}, which is not installed:"
-        f" {_INSTALL[flavour]}"
+        f" {_install(flavour)}"
     )
 
 
@@ -63,7 +65,7 @@ def load_tensorrt_llm() -> Any:
 
 def _unusable(flavour: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"flavour {flavour} is installed but cannot be imported ({error}): {_INSTALL[flavour]}"
+        f"flavour {flavour} is installed but cannot be imported ({error}): {_install(flavour)}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import warnings
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from tessera.errors import EngineBuildFailed
-from tessera.extras import missing
+from tessera.extras import absent, missing
 from tessera.models.stages import StageModule
 from tessera_engines.compiled.export import export_stage
 from tessera_engines.compiled.spec import AxisRanges
@@ -60,9 +59,8 @@ def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path
 
 def require_exporter() -> None:
     """Check that the exporter is installed; raises ``ConfigError`` naming the packages that are missing."""
-    absent = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise missing("an export", *absent, extra="export")
+    if lacking := absent("onnx", "onnxscript"):
+        raise missing("an export", *lacking, extra="export")
 
 
 def _name_axes(graph: Any, stage: StageModule, ranges: AxisRanges) -> None:

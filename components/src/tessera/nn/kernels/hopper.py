@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 
 import torch
+
+from tessera.extras import absent
 
 QUACK, FLASH_ATTENTION = "quack", "flash_attn.cute"
 
@@ -13,7 +14,7 @@ QUACK, FLASH_ATTENTION = "quack", "flash_attn.cute"
 @functools.cache
 def serves(library: str, device: torch.device) -> bool:
     """Whether ``library`` is installed and ``device`` is of the generation that it is for."""
-    return _is_hopper(device) and _is_installed(library)
+    return _is_hopper(device) and not absent(library)
 
 
 def missing(device: torch.device) -> tuple[str, ...]:
@@ -21,15 +22,8 @@ def missing(device: torch.device) -> tuple[str, ...]:
     known = {"quack-kernels": QUACK, "flash-attn-4": FLASH_ATTENTION}
     if not _is_hopper(device):
         return ()
-    return tuple(name for name, library in known.items() if not _is_installed(library))
+    return tuple(name for name, library in known.items() if absent(library))
 
 
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def _is_installed(library: str) -> bool:
-    try:
-        return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:
-        return False
