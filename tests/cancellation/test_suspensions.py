@@ -77,8 +77,15 @@ async def end_all(calls: Calls) -> TaskSteps:
     ids=["agg", "shm", "nixl"],
 )
 async def test_nothing_is_left_behind(
-    checkpoint: Path, store: Path, tmp_path: Path, roles: tuple[str, ...], transport: str
+    checkpoint: Path,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    roles: tuple[str, ...],
+    transport: str,
 ) -> None:
+    # Within one machine UCX may copy at once, and then nothing waits.
+    monkeypatch.setenv("UCX_TLS", "tcp")
     with pictures() as host:
         async with in_process(checkpoint, tmp_path, roles=roles, transport=transport) as at:
             calls: dict[str, Callable[[], Call]] = {

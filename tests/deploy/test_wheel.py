@@ -24,7 +24,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     dist = tmp_path_factory.mktemp("dist")
     arguments = f"--no-compile --constraint {ROOT / 'constraints.txt'}"
     script = ROOT / "scripts/first-vector"
-    ran = run_script(script, sys.executable, "--dist", dist, "--installer", "pip", PIP_ARGS=arguments)
+    ran = run_script(script, sys.executable, "--dist", dist, "--installer", "pip", TESSERA_PIP_ARGS=arguments)
     if ran.returncode and any(sign in ran.stderr for sign in ("No matching distribution", "connection")):
         pytest.skip(f"the package index cannot be reached: {ran.stderr}")
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -52,6 +52,8 @@ def cluster() -> Iterator[Cluster]:
     # Has everything listen on 127.0.0.1 alone, and be looked for there.
     own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     environment = os.environ | own | {"RAY_USAGE_STATS_ENABLED": "0"}
+    # With Ray's 15 its actors have a thirtieth of a core while other tests run, and the run takes minutes.
+    environment["RAY_worker_niceness"] = "0"
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
