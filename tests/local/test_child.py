@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from tessera.errors import TesseraError
 from tessera.local.child import Child, ChildLost
+from tessera.local.content import Content
 from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Load, Used
 from tessera.local.usage import Usage
 
@@ -47,6 +49,17 @@ async def test_what_nobody_waits_for_is_cancelled_in_the_child() -> None:
         await child.close()
     with pytest.raises(ChildLost):
         await tasks[2]
+
+
+async def test_an_unforeseen_error_is_the_answer_of_its_question_alone() -> None:
+    child = await Child.start("tests.local.waiting_child", Load([], ""))
+    try:
+        with pytest.raises(TesseraError, match="internal error: ZeroDivisionError") as raised:
+            await child.ask(lambda number: Embed(number, [], Content(parts=())), EmbeddedRows)
+        assert raised.value.code == "internal_error"
+        assert await child.ask(AskUsage, Used) == Used(1, Usage())
+    finally:
+        await child.close()
 
 
 async def test_a_channel_ends_also_where_a_forked_process_has_it() -> None:

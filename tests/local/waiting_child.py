@@ -1,11 +1,14 @@
-"""A child that answers no ``Embed``, and counts as images of its usage those that were cancelled."""
+"""A child that answers no ``Embed``, and counts as images of its usage those that were cancelled.
+
+An ``Embed`` of one content with a query is beyond it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from tessera.local.messages import Answer, AskUsage, First, Loaded, Question, Used
+from tessera.local.messages import Answer, AskUsage, Embed, First, Loaded, Question, Used
 from tessera.local.parent import Died, answer_parent, belong_to_parent
 from tessera.local.usage import Usage
 
@@ -19,6 +22,8 @@ class Waiting:
     async def answer(self, question: Question) -> Answer:
         if isinstance(question, AskUsage):
             return Used(question.number, Usage(images=self.cancelled))
+        if isinstance(question, Embed) and question.query is not None:
+            raise ZeroDivisionError("not foreseen")
         try:
             return await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:

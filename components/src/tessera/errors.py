@@ -198,6 +198,11 @@ class TransportUnavailable(HandOffError):
     code = "transport_unavailable"
 
 
+def internal_error(error: Exception) -> TesseraError:
+    """What callers are told of an unexpected error: its class and not its message."""
+    return TesseraError(f"internal error: {type(error).__name__}")
+
+
 def _tree(root: type[TesseraError]) -> dict[str, type[TesseraError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

@@ -113,12 +113,14 @@ def _refusal(error: Exception, param: str, max_pixels: int) -> RequestError:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         # Pillow's own limit is above the one that holds, and its words are all that it gives.
         pixels = re.search(r"\d+", str(error))
-        return PayloadTooLarge(
-            f"{param}: the image has {pixels[0] if pixels else 'too many'} pixels, the limit is"
-            f" {max_pixels} in all",
-            param=param,
-        )
+        return _too_many_pixels(param, pixels[0] if pixels else "too many", max_pixels)
     return InvalidInput(f"{param} is a damaged image: {error}", param=param)
+
+
+def _too_many_pixels(param: str, pixels: str, limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{param}: the image has {pixels} pixels, the limit is {limit} in all", param=param
+    )
 
 
 class _MeteredFile(BytesIO):
@@ -226,10 +228,7 @@ class Picture:
             size = self._opened.size
         width, height = size
         if width * height > max_pixels:
-            raise PayloadTooLarge(
-                f"{param}: the image has {width}x{height} pixels, the limit is {max_pixels} in all",
-                param=param,
-            )
+            raise _too_many_pixels(param, f"{width}x{height}", max_pixels)
         turned = self._opened is not None and orientation(self._opened) >= 5
         self.size = (height, width) if turned else (width, height)
 

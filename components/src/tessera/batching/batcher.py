@@ -299,7 +299,8 @@ class Batcher(Generic[P, R]):
         for observe in self._events.sizes:
             observe(size)
         self._events.seconds(run_ms / 1e3)
-        self._trace(entries, started, ended)
+        if tracing.recording():
+            self._trace(entries, started, ended)
 
     def _failed(
         self,
@@ -309,7 +310,8 @@ class Batcher(Generic[P, R]):
         error: Exception,
         final: TesseraError | None,
     ) -> None:
-        self._trace(entries, started, ended, error)
+        if tracing.recording():
+            self._trace(entries, started, ended, error)
         if final is None:
             return
         for entry in entries:
@@ -322,11 +324,10 @@ class Batcher(Generic[P, R]):
     def _trace(
         self, entries: list[Entry[P, R]], started: float, ended: float, error: Exception | None = None
     ) -> None:
-        if tracing.recording():
-            tracing.batch_ran(
-                self.name,
-                [entry.span for entry in entries],
-                *(started, ended),
-                lambda: self._events.attributes([entry.payload for entry in entries]),
-                error,
-            )
+        tracing.batch_ran(
+            self.name,
+            [entry.span for entry in entries],
+            *(started, ended),
+            lambda: self._events.attributes([entry.payload for entry in entries]),
+            error,
+        )

@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 
 from tessera.errors import Unavailable, from_code
 from tessera.local.channel import Channel
-from tessera.local.messages import Answer, Begun, Cancel, First, Question, Refused
+from tessera.local.messages import Answer, Begun, Cancel, Failed, First, Question, Refused
 
 _END_SECONDS: Final = 10.0
 _TOLD_SECONDS: Final = 5.0
@@ -81,7 +81,10 @@ class Child:
         self._lost = lost
 
     async def ask(self, question: Callable[[int], Question], kind: type[A]) -> A:
-        """The answer, of this kind, to what ``question`` makes of a number. Raises ``ChildLost``."""
+        """The answer, of this kind, to what ``question`` makes of a number.
+
+        Raises ``ChildLost``, and ``TesseraError`` where the child could not answer this one.
+        """
         if self.ended:
             raise ChildLost(self._why)
         number = next(self._numbers)
@@ -98,6 +101,8 @@ class Child:
             raise
         finally:
             self._waiting.pop(number, None)
+        if isinstance(answer, Failed):
+            raise from_code(answer.code, answer.message)
         assert isinstance(answer, kind)
         return answer
 

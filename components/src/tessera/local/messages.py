@@ -68,6 +68,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why this question has no answer, where others may have one: a ``TesseraError``'s code and message."""
+
+    number: int
+    code: str
+    message: str
+
+
 class EmbeddedRows(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Embed``: the columns of ``Vectors``, with the bytes of its rows as ``<f4``."""
 
@@ -91,5 +99,5 @@ class Used(msgspec.Struct, frozen=True, tag=True):
 First = Load | Start
 Begun = Loaded | Ready
 Question = Embed | Ask | AskUsage
-Answer = EmbeddedRows | Replied | Used
+Answer = EmbeddedRows | Replied | Used | Failed
 Message = First | Begun | Question | Cancel | Answer | Refused

@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from tessera.errors import EngineDead, TesseraError
+from tessera.errors import EngineDead, TesseraError, internal_error
 from tessera.local.channel import Channel
-from tessera.local.messages import Answer, Begun, Cancel, First, Question, Refused
+from tessera.local.messages import Answer, Begun, Cancel, Failed, First, Question, Refused
 from tessera.process_exit import ENGINE_DEAD
 from tessera.sandbox.confinement import die_with_parent
 from tessera.worker.free_memory import give_back_free_memory
@@ -71,6 +71,10 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
             message: Answer | Refused = await answerer.answer(question)
         except TesseraError as error:
             message = Refused(error.code, error.message)
+        except Exception as error:
+            log.exception("a question could not be answered")
+            failure = internal_error(error)
+            message = Failed(question.number, failure.code, failure.message)
         with suppress(ConnectionError):
             await channel.send(message)
 

@@ -5,7 +5,7 @@ from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
 from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers
 from tessera.rpc.runtime import RpcSettings, Runtime, set_environment_defaults
-from tessera.rpc.server import Server, internal_error
+from tessera.rpc.server import Server
 
 __all__ = [
     "DRAIN_PATIENCE_SECONDS",
@@ -18,7 +18,6 @@ __all__ = [
     "RpcSettings",
     "Runtime",
     "Server",
-    "internal_error",
     "set_environment_defaults",
     "until_back",
 ]

@@ -250,11 +250,9 @@ class _Channel:
             # The runtime does not pass a cancellation on by itself: the work there would go on to its end.
             context.stop_generating()
             raise
-        except ProtocolError as error:
-            context.stop_generating()
-            reason = error.message
-            joint.fail(lambda: ProtocolError(f"{self._name}: {reason}"))
         except Exception as error:
+            if isinstance(error, ProtocolError):
+                context.stop_generating()
             self._broken(joint, message, len(payload), error)
 
     def _ended(self, joint: _Joint, task: asyncio.Task[None]) -> None:
@@ -276,9 +274,10 @@ class _Channel:
         # The runtime raises bare exceptions for every failure of its own; whatever the peer's own code had
         # to say comes back as a Failure message instead.
         too_large = str(error).startswith("InvalidRequest") and "too large" in str(error)
-        if nbytes and not too_large:
+        if isinstance(error, ProtocolError) or (nbytes and not too_large):
+            kind = ProtocolError if isinstance(error, ProtocolError) else Unavailable
             reason = f"{self._name}: {error}"
-            joint.fail(lambda: Unavailable(reason))
+            joint.fail(lambda: kind(reason))
         elif len(joint.unanswered) > 1:
             # One of them cannot be written, or this deployment takes shorter messages.
             self._cancelled += message.cancelled
@@ -366,14 +365,8 @@ class Client:
             timer.cancel()
             if not call.answered:
                 channel.drop(call)
-        if isinstance(reply, wire.Failure):
-            failure = reply.error()
-            if isinstance(failure, RequestCancelled):
-                # This call was not cancelled, so the instance ended it for a reason of its own.
-                raise Unavailable(f"worker {instance:x} dropped the call")
-            raise failure
-        if isinstance(reply, Exception):
-            raise reply
+        if isinstance(reply, wire.Failure | Exception):
+            raise _error_of(reply, instance)
         return reply
 
     def _expire(self, call: _Call) -> None:
@@ -385,6 +378,15 @@ class Client:
             del self._channels[gone]
         channel = self._channels[instance] = _Channel(instance, self._client)
         return channel
+
+
+def _error_of(reply: wire.Failure | Exception, instance: int) -> Exception:
+    """What a call raises in place of a reply."""
+    error = reply.error() if isinstance(reply, wire.Failure) else reply
+    if isinstance(reply, wire.Failure) and isinstance(error, RequestCancelled):
+        # The call was not cancelled, so the instance ended it for a reason of its own.
+        return Unavailable(f"worker {instance:x} dropped the call")
+    return error
 
 
 class Loads:

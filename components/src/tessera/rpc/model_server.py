@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Final
 
 from tessera import errors, tracing
-from tessera.errors import RequestCancelled, TesseraError
+from tessera.errors import RequestCancelled, TesseraError, internal_error
 from tessera.rpc.runtime import Runtime
-from tessera.rpc.server import Server, internal_error
+from tessera.rpc.server import Server
 from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from tessera import wire
-from tessera.errors import RequestCancelled, TesseraError, Unavailable
+from tessera.errors import RequestCancelled, TesseraError, Unavailable, internal_error
 from tessera.rpc.pieces import PIECE_BYTES, Cut
 from tessera.rpc.runtime import Runtime, send_at_once
 from tessera.tasks import KEEPER
@@ -280,8 +280,3 @@ class Server:
             raise error
         log.error("%s: a call failed", self.address, exc_info=error)
         return wire.Failure.of(internal_error(error))
-
-
-def internal_error(error: Exception) -> TesseraError:
-    """What callers are told of an unexpected error: its class and not its message."""
-    return TesseraError(f"internal error: {type(error).__name__}")

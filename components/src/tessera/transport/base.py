@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tessera.errors import HandOffError
-from tessera.transport.slab.geometry import Geometry, unknown_slab
+from tessera.transport.slab.geometry import Geometry
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
@@ -61,14 +61,8 @@ class Transport:
         return True
 
     async def publish(self, slot: Slot) -> Handle:
-        """Make a filled, leased slot readable by peers; raises ``HandOffError`` without a slab."""
-        if self._slab is None:
-            raise HandOffError("this process has no slab to publish from")
-        await self._prepare(slot)
-        return self._slab.lease(slot, self.kind, self._producer)
-
-    async def _prepare(self, slot: Slot) -> None:
-        """Bring a slot's rows to where readers take them from."""
+        """Lease a filled slot to peers; raises ``HandOffError`` for one that is not held any more."""
+        raise NotImplementedError
 
     def connect(self, info: SlabInfo) -> PeerSlab:
         """Map or register a peer's slab; raises ``TransportUnavailable`` when it cannot be reached."""
@@ -87,9 +81,8 @@ class PeerSlab:
     """
 
     def __init__(self, info: SlabInfo, geometry: Geometry) -> None:
-        self._info = info
+        self._info: SlabInfo | None = info
         self._geometry = geometry
-        self._closed = False
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         """Copy the rows into the tensor that ``into`` makes once the handle has been checked; that tensor.
@@ -106,7 +99,7 @@ class PeerSlab:
     def abandon(self, handle: Handle) -> None:
         """Give the slot back without having read it, at once and as well as it can be done; never raises."""
         with suppress(HandOffError):
-            self._give_back(self._check(handle), handle)
+            self._give_back(self._geometry.check(handle, self._info), handle)
 
     def _give_back(self, block: int, handle: Handle) -> None:
         """Tell the producer that this reader has finished with a handle that has been checked."""
@@ -114,10 +107,4 @@ class PeerSlab:
 
     def close(self) -> None:
         """Let go of the slab; a second call does nothing."""
-        self._closed = True
-
-    def _check(self, handle: Handle) -> int:
-        """Check the handle; the block whose lease word speaks for its slot."""
-        if self._closed:
-            raise unknown_slab(handle)
-        return self._geometry.check(handle, self._info.kind, self._info.producer)
+        self._info = None

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tessera import tracing, wire
-from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
+from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError, internal_error
 from tessera.logs import Line, RequestLine, Value, is_sampled, note, serving
-from tessera.rpc import internal_error
 
 log = logging.getLogger("tessera.worker.access")
 
@@ -200,15 +199,15 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
                 part.sums["failed_inputs"] += len(outcome.failures)
             for failure in outcome.failures.values():
                 _add_failure(part, failure.error())
-    elif isinstance(outcome, TesseraError):
-        _add_failure(part, outcome)
-    elif isinstance(outcome, Exception):
-        _add_failure(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
     elif isinstance(outcome, BaseException):
-        _add_failure(part, RequestCancelled("the caller went away"))
+        _add_failure(part, outcome)
 
 
-def _add_failure(part: Part, error: TesseraError) -> None:
+def _add_failure(part: Part, error: BaseException) -> None:
+    if not isinstance(error, Exception):
+        error = RequestCancelled("the caller went away")
+    elif not isinstance(error, TesseraError):
+        error = TesseraError(f"{type(error).__name__}: {error}")
     # Clients would be told 500 or above for it.
     fault = not isinstance(error, RequestError | Overloaded | RequestCancelled)
     if part.failure is None or (fault and not part.fault):

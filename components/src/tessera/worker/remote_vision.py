@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -86,11 +86,7 @@ class RemoteVision:
                 encoded = await self._encode_at(instance, image, request, deadline)
             except (Unavailable, HandOffError) as error:
                 if not self._asks_again(instance, error, failures):
-                    if isinstance(error, Unavailable):
-                        raise
-                    raise Unavailable(
-                        f"the vision rows could not be fetched: {error}", param=image.param
-                    ) from error
+                    _give_up(error, image)
             except TesseraError as error:
                 self._metrics.encode_calls.labels(error.code).inc()
                 raise
@@ -204,3 +200,9 @@ class RemoteVision:
         for gone in self._connected.difference(self._peers.client.instances(), self._peers.ready):
             self._connected.discard(gone)
             self._inbox.forget(f"{gone:x}")
+
+
+def _give_up(error: Unavailable | HandOffError, image: wire.Image) -> NoReturn:
+    if isinstance(error, Unavailable):
+        raise error
+    raise Unavailable(f"the vision rows could not be fetched: {error}", param=image.param) from error

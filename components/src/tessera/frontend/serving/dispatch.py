@@ -105,7 +105,16 @@ class Answer:
             # All there is, in its order.
             self.rows = Rows(values, self.rows.bounds, norms)
             self.cached_tokens = list(reply.cached_tokens)
-            return
+        else:
+            self._put_some(items, reply, values, norms)
+
+    def _put_some(
+        self,
+        items: Sequence[int],
+        reply: wire.EmbedReply,
+        values: npt.NDArray[np.float32],
+        norms: npt.NDArray[np.float32],
+    ) -> None:
         good = [index for position, index in enumerate(items) if position not in reply.failures]
         self.rows.put(good, values, norms)
         for position, index in enumerate(items):
@@ -322,15 +331,19 @@ class Dispatcher:
                 reply = await self._peers.call(share.instance, message, timeout=left)
                 answer.put(share.indices, _checked(reply, share, request))
             except TesseraError as error:
-                if isinstance(error, DeadlineExceeded) and error.param is None:
-                    # Nobody there knows how long the whole request has.
-                    error = call.deadline.exceeded()
-                answer.errors.update(dict.fromkeys(share.indices, error))
-                if isinstance(error, Unavailable):
-                    request.gone.add(share.instance)
-                    self._peers.suspect(share.instance)
+                self._failed(request, share, error)
         if answer.errors:
             self._look_at_errors(request, share)
+
+    def _failed(self, request: _Request, share: _Share, error: TesseraError) -> None:
+        """Give all items of a share the error of their call."""
+        if isinstance(error, DeadlineExceeded) and error.param is None:
+            # Nobody there knows how long the whole request has.
+            error = request.call.deadline.exceeded()
+        request.answer.errors.update(dict.fromkeys(share.indices, error))
+        if isinstance(error, Unavailable):
+            request.gone.add(share.instance)
+            self._peers.suspect(share.instance)
 
     def _look_at_errors(self, request: _Request, share: _Share) -> None:
         errors = [request.answer.errors.get(index) for index in share.indices]

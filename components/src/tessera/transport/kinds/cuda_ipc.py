@@ -13,8 +13,8 @@ from tessera.transport.kinds.shm import MappedSlab
 from tessera.transport.slab.device_memory import DeviceMemory, finished, index_of
 from tessera.transport.slab.geometry import Geometry, decode_address, slab_info
 from tessera.transport.slab.memory import HostAddress, HostMemory
-from tessera.transport.slab.slab import Slab
-from tessera.wire import ReaderInfo, SlabInfo
+from tessera.transport.slab.slab import Slab, Slot
+from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 
 class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +39,9 @@ class CudaIpcTransport(Transport):
     def reaches(self, reader: ReaderInfo) -> bool:
         assert self._slab is not None
         return reader.host == host_id() and device_ids()[index_of(self._slab.device)] in reader.devices
+
+    async def publish(self, slot: Slot) -> Handle:
+        return slot.slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, CudaIpcAddress)

@@ -99,12 +99,13 @@ class NixlTransport(Transport):
     def registrations(self) -> int:
         return self._agent.registrations
 
-    async def _prepare(self, slot: Slot) -> None:
+    async def publish(self, slot: Slot) -> Handle:
         await slot.slab.stage(slot)
         if not self._published:
             # The agent is asked for its peers' messages from here on: before, no reader can have any.
             slot.slab.add_source(self._finished_leases)
             self._published = True
+        return slot.slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, NixlAddress)
@@ -158,7 +159,7 @@ class NixlSlab(PeerSlab):
         self._timeout = timeout
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
-        block = self._check(handle)
+        block = self._geometry.check(handle, self._info)
         rows = destination(handle, into)
         if await self._lease_word(block) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
@@ -181,14 +182,14 @@ class NixlSlab(PeerSlab):
         return rows
 
     async def release(self, handle: Handle) -> bool:
-        block = self._check(handle)
+        block = self._geometry.check(handle, self._info)
         return await self._lease_word(block, message=_message(handle)) == handle.lease
 
     def _give_back(self, block: int, handle: Handle) -> None:
         self._agent.notify(self._peer, _message(handle))
 
     def close(self) -> None:
-        if not self._closed:
+        if self._info is not None:
             super().close()
             self._agent.remove_peer(self._peer)
 

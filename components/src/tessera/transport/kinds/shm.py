@@ -35,7 +35,7 @@ class MappedSlab(PeerSlab):
         self._copy = copy
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
-        block = self._check(handle)
+        block = self._geometry.check(handle, self._info)
         rows = destination(handle, into)
         if not self._memory.holds(block, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
@@ -44,7 +44,7 @@ class MappedSlab(PeerSlab):
         return rows
 
     async def release(self, handle: Handle) -> bool:
-        block = self._check(handle)
+        block = self._geometry.check(handle, self._info)
         good = self._memory.holds(block, handle.lease)
         self._give_back(block, handle)
         return good
@@ -73,8 +73,9 @@ class ShmTransport(Transport):
     def reaches(self, reader: ReaderInfo) -> bool:
         return reader.host == host_id()
 
-    async def _prepare(self, slot: Slot) -> None:
+    async def publish(self, slot: Slot) -> Handle:
         await slot.slab.stage(slot)
+        return slot.slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, ShmAddress)

@@ -51,16 +51,18 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def nbytes(self) -> int:
         return self.capacity_rows * self.row_bytes
 
-    def check(self, handle: Handle, kind: str, producer: str) -> int:
+    def check(self, handle: Handle, slab: SlabInfo | None) -> int:
         """Return the index of a handle's first block, the one whose lease word speaks for the slot.
 
-        Raises ``HandOffError`` unless the handle is of this kind and producer, and names a slot that the
-        producer's slab can have.
+        Raises ``HandOffError`` unless the handle names a slot that this slab can have, and
+        ``TransportUnavailable`` without a slab: it has been let go.
         """
+        if slab is None:
+            raise unknown_slab(handle)
         rows = check_shape(handle)
-        if (handle.kind, handle.producer) != (kind, producer):
-            origin = f"{handle.kind} of {handle.producer!r}"
-            raise HandOffError(f"the handle names a slab by {origin}, this one is by {kind} of {producer!r}")
+        if (handle.kind, handle.producer) != (slab.kind, slab.producer):
+            origin, here = f"{handle.kind} of {handle.producer!r}", f"{slab.kind} of {slab.producer!r}"
+            raise HandOffError(f"the handle names a slab by {origin}, this one is by {here}")
         if handle.dtype != self.dtype:
             raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
         if handle.shape[1] != self.row_width:

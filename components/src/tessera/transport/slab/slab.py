@@ -35,6 +35,9 @@ _SWEEP_WAITING: Final = 0.002
 _SWEEP_IDLE: Final = 0.1
 
 
+# Looked up several times in each hand-off.
+_TORCH: Final = {name: dtype.torch for name, dtype in FLOATS.items()}
+
 CHUNK_BYTES: Final = 2 << 20
 """What ``copy_rows`` moves before it lets other work of the loop run."""
 
@@ -113,7 +116,7 @@ class Slab:
         else:
             self.device_memory = DeviceMemory.allocate(geometry.nbytes, index_of(self.device))
             shape = (geometry.capacity_rows, geometry.row_width)
-            self.rows = self.device_memory.tensor(shape, FLOATS[geometry.dtype].torch)
+            self.rows = self.device_memory.tensor(shape, _TORCH[geometry.dtype])
             if self.memory.rows is not None:
                 pin(self.memory.rows)
         self._space = Space(geometry.blocks, name="slab")
@@ -287,15 +290,15 @@ class Slab:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in FLOATS.items():
-        if known.torch == dtype:
+    for name, known in _TORCH.items():
+        if known == dtype:
             return name
     raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(FLOATS)}")
 
 
 def destination(handle: Handle, into: Destination) -> torch.Tensor:
     """Make the tensor that a handle's rows are copied to; ``HandOffError`` unless they fill it exactly."""
-    dtype, shape = FLOATS[handle.dtype].torch, handle.shape
+    dtype, shape = _TORCH[handle.dtype], handle.shape
     rows = into(shape, dtype)
     if rows.dtype != dtype or rows.shape != shape or not rows.is_contiguous():
         there = f"{rows.dtype} {tuple(rows.shape)} of strides {rows.stride()}"
