@@ -114,7 +114,7 @@ def _caches() -> Iterator[BoundedLru[Any, Any]]:
 def _living() -> Iterator[Any]:
     for held in gc.get_objects():
         module = getattr(type(held), "__module__", "")
-        ours = isinstance(module, str) and module.startswith(("tessera.", "tessera_kserve."))
+        ours = isinstance(module, str) and module.startswith(("tessera.", "tessera_apis.", "tessera_kserve."))
         if ours and not isinstance(held, (*_SKIPPED, type, BaseException)):
             yield held
 

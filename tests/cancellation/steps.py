@@ -13,9 +13,12 @@ from typing import Any, Final
 import uvicorn
 
 import tessera
+import tessera_apis
 import tessera_kserve
 
-_OURS: Final = tuple(str(Path(package.__file__).parent) for package in (tessera, tessera_kserve, uvicorn))
+_OURS: Final = tuple(
+    str(Path(package.__file__).parent) for package in (tessera, tessera_apis, tessera_kserve, uvicorn)
+)
 
 
 @dataclass(frozen=True, slots=True)

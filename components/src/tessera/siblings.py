@@ -1,8 +1,9 @@
 """Finds the packages that stand beside the core, by the entry points of installed distributions.
 
-The core imports none of them: a door, a kind of engine or a command is loaded by its name in its group.
-Standard library alone, and without site-packages: the launcher runs before anything is installed. In a
-checkout its ``pyproject.toml`` says what it holds, since what was installed of it may be older, or nothing.
+The core imports none of them: a client's API, a door, a kind of engine or a command is loaded by its name in
+its group. Standard library alone, and without site-packages: the launcher runs before anything is installed.
+In a checkout its ``pyproject.toml`` says what it holds, since what was installed of it may be older, or
+nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final
 
+CLIENT_APIS: Final = "tessera.apis"
 DOORS: Final = "tessera.doors"
 ENGINES: Final = "tessera.engines"
 COMMANDS: Final = "tessera.commands"

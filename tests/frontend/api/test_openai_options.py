@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.openai import EMBEDDINGS, INERT, parse_embeddings
-from tessera.frontend.api.tokenize import parse_tokenize
 from tessera.frontend.api.values import read_json
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.models.base import Truncate
+from tessera_apis.tokenize import parse_tokenize
 
 
 def parse(**fields: object) -> EmbeddingsRequest:

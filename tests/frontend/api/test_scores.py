@@ -11,12 +11,12 @@ import pytest
 
 from tessera import wire
 from tessera.errors import InvalidInput
-from tessera.frontend.api import nim, rerank, score, tei, voyage
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.request import ImageSource, RequestLimits
 from tessera.frontend.serving.pipeline import Scores, Usage
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Role, Truncate
+from tessera_apis import nim, rerank, score, tei, voyage
 
 SERVED = Served(
     names=("org/some_model", "other"),

@@ -18,14 +18,14 @@ from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, convert, frame_bytes, numbers, row_bytes
 from tessera.frontend.api.openai import _translate as translate_embeddings
-from tessera.frontend.api.pooling import _translate as translate_pooling
-from tessera.frontend.api.tei import EMBED_ALL
-from tessera.frontend.api.tei import _translate as translate_tei
 from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
 from tessera.rows import Rows
+from tessera_apis.pooling import _translate as translate_pooling
+from tessera_apis.tei import EMBED_ALL
+from tessera_apis.tei import _translate as translate_tei
 
 WIDTH = 24
 COUNTS = (3, 1, 5)

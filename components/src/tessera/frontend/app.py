@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -12,21 +13,7 @@ from starlette.responses import Response
 from tessera import tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend import page
-from tessera.frontend.api import (
-    cohere,
-    docs,
-    health,
-    metadata,
-    nim,
-    openai,
-    pooling,
-    rerank,
-    score,
-    status,
-    tei,
-    tokenize,
-    voyage,
-)
+from tessera.frontend.api import docs, health, metadata, openai, status
 from tessera.frontend.api.routes import openapi
 from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
@@ -37,17 +24,11 @@ from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Rout
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
+from tessera.siblings import CLIENT_APIS, siblings
 
 APIS: Final[tuple[ClientApi, ...]] = (
     openai.API,
-    cohere.API,
-    voyage.API,
-    tei.API,
-    rerank.API,
-    score.API,
-    nim.API,
-    pooling.API,
-    tokenize.API,
+    *sorted((entry.load() for entry in siblings(CLIENT_APIS)), key=attrgetter("place")),
     health.API,
     metadata.API,
     status.API,

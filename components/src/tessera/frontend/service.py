@@ -283,6 +283,8 @@ class ClientApi:
     """What paths begin with whose routes wait for room themselves; whatever is there has its errors."""
     open_paths: frozenset[str] = frozenset()
     """Paths that are answered without an API key."""
+    place: int = 100
+    """Where ``/docs`` lists it among those found by entry points; equal ones go by the names of these."""
 
 
 def _same_model(model: Model) -> Check:

@@ -18,7 +18,13 @@ from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of
-from tessera.frontend.api.scores import (
+from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
+from tessera.frontend.request import Input, ScoreRequest
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
+from tessera.models.base import OutputKind, Role, Truncate
+from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
     ERROR,
     QUERY_EXAMPLE,
@@ -27,12 +33,6 @@ from tessera.frontend.api.scores import (
     ranking,
     write_error,
 )
-from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
-from tessera.frontend.request import Input, ScoreRequest
-from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Scores
-from tessera.frontend.serving.served import Served
-from tessera.models.base import OutputKind, Role, Truncate
 
 _SCORES: Final = frozenset((OutputKind.SCORE,))
 _TRUNCATE: Final = {value.value: value for value in (Truncate.NONE, Truncate.END)}
@@ -126,4 +126,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-API: Final = ClientApi("NIM", _routes, error=write_error)
+API: Final = ClientApi("NIM", _routes, error=write_error, place=60)

@@ -25,14 +25,20 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.frontend.api import tei, voyage
 from tessera.frontend.api.body import Flag, Form, Kind, about, several, unread, whole
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, Schema, answer_of, list_of, object_of, operation
-from tessera.frontend.api.scores import (
+from tessera.frontend.api.values import Json, json_object, string
+from tessera.frontend.exchange import Exchange, exchange_of
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
+from tessera.models.base import OutputKind, Truncate
+from tessera_apis import tei, voyage
+from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
     ERROR,
@@ -49,12 +55,6 @@ from tessera.frontend.api.scores import (
     read_item,
     write_error,
 )
-from tessera.frontend.api.values import Json, json_object, string
-from tessera.frontend.exchange import Exchange, exchange_of
-from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Scores
-from tessera.frontend.serving.served import Served
-from tessera.models.base import OutputKind, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     **SCORE_INERT,
@@ -195,4 +195,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     return [ApiRoute(path, rerank, summary=summary, described=_described(path)) for path in (V1, V2, BARE)]
 
 
-API: Final = ClientApi("Rerank", _routes, error=write_error)
+API: Final = ClientApi("Rerank", _routes, error=write_error, place=40)

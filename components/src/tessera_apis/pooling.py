@@ -185,4 +185,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-API: Final = ClientApi("vLLM", _routes)
+API: Final = ClientApi("vLLM", _routes, place=70)

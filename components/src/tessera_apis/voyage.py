@@ -24,7 +24,14 @@ from tessera.frontend.api.schema import (
     list_of,
     object_of,
 )
-from tessera.frontend.api.scores import (
+from tessera.frontend.api.values import Json, JsonObject, non_empty_list
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, ScoreRequest
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result, Scores
+from tessera.frontend.serving.served import Served
+from tessera.models.base import Role, Truncate
+from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
     QUERY_EXAMPLE,
@@ -36,13 +43,6 @@ from tessera.frontend.api.scores import (
     read_documents,
     read_item,
 )
-from tessera.frontend.api.values import Json, JsonObject, non_empty_list
-from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, ScoreRequest
-from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Scores
-from tessera.frontend.serving.served import Served
-from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
 DTYPES: Final = {
@@ -215,4 +215,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-API: Final = ClientApi("Voyage", _routes, error=write_error)
+API: Final = ClientApi("Voyage", _routes, error=write_error, place=20)

@@ -47,14 +47,6 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.scores import (
-    DOCUMENTS_EXAMPLE,
-    QUERY_EXAMPLE,
-    SCORE,
-    document_builder,
-    query_builder,
-    ranking,
-)
 from tessera.frontend.api.values import Json, JsonObject, expected, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
@@ -63,6 +55,14 @@ from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
 from tessera.nn.spec import Pooling
+from tessera_apis.scores import (
+    DOCUMENTS_EXAMPLE,
+    QUERY_EXAMPLE,
+    SCORE,
+    document_builder,
+    query_builder,
+    ranking,
+)
 
 OWN: Final = ("/", "/invocations")
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
@@ -413,4 +413,4 @@ _INFO: Final = object_of(
 )
 
 
-API: Final = ClientApi("Text-Embeddings-Inference", _routes, error=write_error)
+API: Final = ClientApi("Text-Embeddings-Inference", _routes, error=write_error, place=30)

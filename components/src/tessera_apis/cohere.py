@@ -216,4 +216,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-API: Final = ClientApi("Cohere", _routes, error=write_error)
+API: Final = ClientApi("Cohere", _routes, error=write_error, place=10)

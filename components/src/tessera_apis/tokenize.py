@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api import tei
 from tessera.frontend.api.body import Flag, Form, Kind, about, unread
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
@@ -19,6 +18,7 @@ from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import EmbeddingsRequest, Modality, RequestLimits
 from tessera.frontend.service import ClientApi, Service
+from tessera_apis import tei
 
 
 class TokenizeRequest(EmbeddingsBody, kw_only=True):
@@ -115,4 +115,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     return [ApiRoute("/tokenize", tokenize, summary="Count tokens without embedding", described=described)]
 
 
-API: Final = ClientApi("Tessera", _routes)
+API: Final = ClientApi("Tessera", _routes, place=80)

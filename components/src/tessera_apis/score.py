@@ -16,7 +16,12 @@ from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import WHOLE, answer_of, list_of, object_of
-from tessera.frontend.api.scores import (
+from tessera.frontend.api.values import Json
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
+from tessera.models.base import OutputKind, Truncate
+from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
     QUERY_EXAMPLE,
@@ -30,11 +35,6 @@ from tessera.frontend.api.scores import (
     read_item,
     relevance,
 )
-from tessera.frontend.api.values import Json
-from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Scores
-from tessera.frontend.serving.served import Served
-from tessera.models.base import OutputKind, Truncate
 
 PAIRS: Final = (
     ("queries", "documents"),
@@ -139,4 +139,4 @@ def _routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-API: Final = ClientApi("vLLM", _routes)
+API: Final = ClientApi("vLLM", _routes, place=50)
