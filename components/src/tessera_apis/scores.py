@@ -31,7 +31,7 @@ from tessera.models.base import OutputKind, Role, Truncate
 Floating = np.floating[Any]
 
 SCORE_INERT: Final = {
-    name: INERT[name] for name in ("cache_salt", "chat_template_kwargs", "mm_processor_kwargs", "padding")
+    name: INERT[name] for name in ("chat_template_kwargs", "mm_processor_kwargs", "padding")
 }
 _Count = whole("a number of tokens", 0)
 
@@ -82,6 +82,7 @@ class ScoreOptions(Options, kw_only=True):
             user=self.user,
             priority=self.priority,
             request_id=self.request_id,
+            cache_salt=self.cache_salt or "",
         )
 
     def wants_logits(self) -> bool:

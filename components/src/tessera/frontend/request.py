@@ -138,7 +138,7 @@ class EmbeddingsRequest:
     ``max_tokens`` bounds each input, None for the model's limit. ``normalize`` asks for unit vectors.
     ``multivector`` asks for a vector of each token by name; raw values are little-endian unless
     ``big_endian``. ``allow_partial`` asks for the good inputs' vectors when others fail. A smaller
-    ``priority`` is more urgent.
+    ``priority`` is more urgent. Caches keep what requests of different ``cache_salt`` send apart.
     """
 
     inputs: tuple[Input, ...]
@@ -158,6 +158,7 @@ class EmbeddingsRequest:
     user: str | None = None
     priority: int = 0
     request_id: str | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,7 @@ class ScoreRequest:
     user: str | None = None
     priority: int = 0
     request_id: str | None = None
+    cache_salt: str = ""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
 from tessera.frontend.model_settings import ModelSettings, read_models
-from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router
+from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router, Salt
 from tessera.frontend.serving.images import KnownMedia
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
@@ -204,7 +204,14 @@ class Service:
             ),
             workers=workers,
             pipeline=Pipeline(
-                model, self.media, embedder, settings.limits, metrics, self._known, widths=widths
+                model,
+                self.media,
+                embedder,
+                settings.limits,
+                metrics,
+                self._known,
+                widths=widths,
+                salt=Salt(by_key=settings.cache_by_key),
             ),
             room=room,
             metrics=metrics,
@@ -240,6 +247,7 @@ class Service:
             flight_seconds=settings.limits.timeout_seconds,
             workers=lambda: len(workers.embed.ready),
             entries=self._kept(given.slot),
+            salt=Salt(by_key=settings.cache_by_key),
         )
 
     def _kept(self, slot: int) -> Entries | None:

@@ -151,6 +151,15 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="final vectors kept for identical inputs, by all frontends of a port together; 0: none",
         ),
     ] = 0
+    cache_by_key: Annotated[
+        bool,
+        Setting(
+            flag="--cache-by-key",
+            help="each API key has entries of its own in the caches of vision embeddings and of vectors",
+            more="Otherwise a key may learn from `cached_tokens` and from times whether another one has sent "
+            "the same image or text. `cache_salt` in a request does it for that request",
+        ),
+    ] = False
     page: Annotated[bool, Setting(flag="--page", help="the web page at / to try the service on")] = True
     drain_seconds: Annotated[
         float,

@@ -454,6 +454,7 @@ class Endpoint:
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,
+            cache_salt=request.cache_salt,
         )
 
     async def json(self, http: Request) -> Json:

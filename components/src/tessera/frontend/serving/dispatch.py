@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from tessera import wire
 from tessera.budgets import RetryBudget
@@ -49,7 +50,8 @@ _MAX_MESSAGE_BYTES: Final = 48 << 20
 class Call:
     """What all work for one request has in common: who asks, until when, and for which rows.
 
-    ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. ``rows``
+    ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
+    kept of the request is for others with the same ``cache_salt``. ``rows``
     names what the rows are of, see ``RowKind``. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
     an item becomes one number: how well its rows match those of its query.
     """
@@ -58,6 +60,7 @@ class Call:
     deadline: Deadline
     client: str = ""
     priority: int = 0
+    cache_salt: str = ""
     rows: RowKind = RowKind.OUTPUT
     queries: Sequence[bytes] = ()
 
@@ -73,6 +76,25 @@ class Call:
             rows=self.rows.value,
         )
 
+
+@dataclass(frozen=True, slots=True)
+class Salt:
+    """What the keys of caches have of a request beside what is cached: with ``by_key`` its client, too.
+
+    Otherwise an answer's time and its ``cached_tokens`` tell whether somebody else has sent the same.
+    """
+
+    by_key: bool = False
+
+    def __call__(self, call: Call) -> bytes:
+        """Return the salt, empty where entries are everybody's."""
+        if not self.by_key and not call.cache_salt:
+            return b""
+        client = call.client if self.by_key else ""
+        return blake3(f"{len(client)} {client} {call.cache_salt}".encode("utf-8", "surrogatepass")).digest()
+
+
+NO_SALT: Final = Salt()
 
 _NO_TIMINGS: Final = wire.Timings()
 

@@ -20,7 +20,7 @@ from tessera.errors import InvalidInput, TesseraError, UnsupportedOperation
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
-from tessera.frontend.serving.dispatch import Answer, Call, Embedder, row_bounds
+from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt, row_bounds
 from tessera.frontend.serving.images import ImageReader, KnownMedia, Visions
 from tessera.frontend.serving.prompts import Prompter
 from tessera.frontend.settings import Limits
@@ -160,8 +160,10 @@ class Pipeline:
         known: KnownMedia | None = None,
         *,
         widths: Widths | None = None,
+        salt: Salt = NO_SALT,
     ) -> None:
         self._model = model
+        self._salt = salt
         self.widths = widths or Widths.offered(model.dimensions, model.output.width, "")
         self.max_tokens = min(limits.max_tokens or model.max_tokens, model.max_tokens)
         self._images = ImageReader(model, media, known)
@@ -336,7 +338,11 @@ class Pipeline:
         started = time.perf_counter()
         with tracing.span("media", {"tessera.images": images}):
             visions = await self._images.read(
-                inputs, call.deadline, allow_partial=allow_partial, client=call.client
+                inputs,
+                call.deadline,
+                allow_partial=allow_partial,
+                client=call.client,
+                salt=self._salt(call),
             )
         self._metrics.media_seconds.observe(time.perf_counter() - started)
         return visions

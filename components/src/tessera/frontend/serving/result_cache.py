@@ -15,7 +15,7 @@ from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.dispatch import Answer, Call, Embedder
+from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt
 from tessera.logs import note
 from tessera.models.base import SCORES, Output, RowKind
 from tessera.rows import Rows
@@ -94,10 +94,10 @@ class ResultCache:
     """A byte-bounded, least-recently-used cache in front of a dispatcher; owned by one event loop.
 
     A key is the hash of everything the rows depend on: ``key_prefix`` (the model's fingerprint and the
-    workers' number types, asked for anew with each request), the tokens, the images' contents and their
-    grids. Errors are not kept. A flight outlives the request that began it for as long as another one waits
-    for it, so it has ``flight_seconds`` instead of that request's deadline. ``entries`` are those of a
-    group of frontends, whose flights stay each one's own.
+    workers' number types, asked for anew with each request), the request's ``salt``, the tokens, the images'
+    contents and their grids. Errors are not kept. A flight outlives the request that began it for as long as
+    another one waits for it, so it has ``flight_seconds`` instead of that request's deadline. ``entries`` are
+    those of a group of frontends, whose flights stay each one's own.
     """
 
     def __init__(
@@ -111,8 +111,10 @@ class ResultCache:
         flight_seconds: float,
         workers: Callable[[], int] = lambda: 1,
         entries: Entries | None = None,
+        salt: Salt = NO_SALT,
     ) -> None:
         self._workers = workers
+        self._salt = salt
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._output = output
@@ -135,7 +137,7 @@ class ResultCache:
         if call.rows is not RowKind.OUTPUT:
             return await self._dispatcher.embed(items, call)
         answer = Answer.empty(items, SCORES if call.queries else self._output)
-        prefix = self._key_prefix()
+        prefix = self._key_prefix() + self._salt(call)
         compared = [blake3(query).digest() for query in call.queries]
         keys = [_key(prefix, item, compared[item.query] if compared else b"") for item in items]
         missing: list[int] = []
