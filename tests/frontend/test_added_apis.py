@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tessera.frontend.app import APIS
 from tests.client_apis import phrases
 from tests.distribution import ROOT, install
 from tests.e2e.service import launch
@@ -78,6 +79,11 @@ def test_two_apis_cannot_have_one_path(checkpoint: Path, tmp_path: Path) -> None
     )
     assert ran.returncode == 1
     assert "/v1/embeddings: OpenAI and Taking cannot both answer there" in ran.stderr
+
+
+def test_openai_is_listed_first_and_the_service_last() -> None:
+    clients = ["Cohere", "Voyage", "Text-Embeddings-Inference", "Rerank", "vLLM", "NIM", "vLLM", "Tessera"]
+    assert [api.name for api in APIS] == ["OpenAI", *clients, "Health", "NIM", "Health"]
 
 
 @pytest.mark.parametrize("flags", [(), ("-S",)], ids=["installed", "without an installation"])
