@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera import tracing
-from tessera.errors import RequestCancelled, TesseraError
+from tessera.errors import ConfigError, RequestCancelled, TesseraError
 from tessera.frontend import page
 from tessera.frontend.api import docs, health, metadata, openai, status
 from tessera.frontend.api.routes import openapi
@@ -39,7 +39,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
 def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddleware | TraceMiddleware | Cors:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
-    ``added`` are the APIs of doors, behind its own.
+    ``added`` are the APIs of doors, behind its own. Raises ``ConfigError`` where two APIs have one path.
     """
     try_page = Page() if service.settings.page else None
     # The page asks for a key itself, once the service has asked for one.
@@ -49,7 +49,11 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
     apis = (*APIS, *added)
     open_paths = open_paths.union(*(api.open_paths for api in apis))
     of_apis = [(api, route) for api in apis for route in api.routes(service)]
-    error_shapes = {route.path: api.error for api, route in of_apis}
+    owners: dict[str, ClientApi] = {}
+    for api, route in of_apis:
+        if (owner := owners.setdefault(route.path, api)) is not api:
+            raise ConfigError(f"{route.path}: {owner.name} and {api.name} cannot both answer there")
+    error_shapes = {path: api.error for path, api in owners.items()}
     for kind in OutputKind:
         service.routes[kind] = [route.path_format for _, route in of_apis if kind.value in route.outputs]
 

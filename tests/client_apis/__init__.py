@@ -1,0 +1,1 @@
+"""Clients' APIs that stand beside the core, for tests."""
