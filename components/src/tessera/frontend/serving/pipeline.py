@@ -201,7 +201,7 @@ class Pipeline:
             self._check_width(request)
         visions = await self._read(request.inputs, call, allow_partial=request.allow_partial)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            prompts = await self._prompter.build(request, visions)
+            prompts = await self._prompter.build(request, visions, call)
         good: dict[int, tuple[Prompt, Visions]] = {}
         errors: dict[int, TesseraError] = {}
         for index, (prompt, images) in enumerate(zip(prompts, visions, strict=True)):
@@ -260,7 +260,7 @@ class Pipeline:
         visions = await self._read((*request.queries, *request.documents), call)
         pairs = self._model.output.kind is OutputKind.SCORE
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            built = await (self._prompter.pairs if pairs else self._prompter.sides)(request, visions)
+            built = await (self._prompter.pairs if pairs else self._prompter.sides)(request, visions, call)
         prompts: list[Prompt] = []
         for prompt in built:
             if isinstance(prompt, TesseraError):
