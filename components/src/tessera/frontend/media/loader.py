@@ -236,9 +236,13 @@ class LoadedImage:
 
 @dataclass(slots=True)
 class MediaBudget:
-    """Counts bytes while they arrive, so that many images cannot fill the memory side by side."""
+    """Counts bytes while they arrive, so that many images cannot fill the memory side by side.
+
+    ``client`` is whose share of fetches, look-ups and threads the images take.
+    """
 
     limit: int
+    client: str = ""
     taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
@@ -301,9 +305,9 @@ class MediaLoader:
 
         return await asyncio.to_thread(examine) if size >= _THREAD_BYTES else examine()
 
-    def budget(self) -> MediaBudget:
-        """For the images of one request."""
-        return MediaBudget(self._limits.max_request_bytes)
+    def budget(self, client: str = "") -> MediaBudget:
+        """For the images of one request of this client."""
+        return MediaBudget(self._limits.max_request_bytes, client)
 
     async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
         """Return the bytes that the URL or the path of a source leads to."""

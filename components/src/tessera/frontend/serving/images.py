@@ -114,7 +114,7 @@ class ImageReader:
         visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if self._spec is None:
             return [_refused(entry) if entry.images else entry.malformed or () for entry in inputs]
-        loading = _Loading(self._spec, deadline, self._media.budget(), client)
+        loading = _Loading(self._spec, deadline, self._media.budget(client), client)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:
             # Without a task of its own: 8 µs, where base64 and hash of a tile take 13.
