@@ -25,6 +25,7 @@ from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
 from tessera.frontend.model_settings import ModelSettings, read_models
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router
 from tessera.frontend.serving.images import KnownMedia
+from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
@@ -204,7 +205,19 @@ class Service:
             ),
             workers=workers,
             pipeline=Pipeline(
-                model, self.media, embedder, settings.limits, metrics, self._known, widths=widths
+                model,
+                self.media,
+                embedder,
+                settings.limits,
+                metrics,
+                self._known,
+                widths=widths,
+                long_texts=LongTexts(
+                    given.directory,
+                    given.model_options,
+                    max_tokens=model.max_tokens,
+                    seconds=settings.limits.timeout_seconds,
+                ),
             ),
             room=room,
             metrics=metrics,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -14,13 +15,16 @@ from tessera.errors import TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
-from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate
+from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, InputTask, LongTexts, PairsTask
+from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate
 from tessera.turns import Threads
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
 _INLINE_CHARACTERS = 4096
 # Of the inputs in one turn on a thread: 0.05 to 0.3 s. Whoever leaves, or is late, ends behind one of them.
 _TURN_CHARACTERS = 1 << 16
+# Of one input on a thread, which nobody can end: 0.3 to 1 s. 32,768 tokens of English are 160,000.
+_THREAD_CHARACTERS = 1 << 18
 
 
 def _threads() -> int:
@@ -46,17 +50,22 @@ class _InputWork(NamedTuple):
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
         if isinstance(self.visions, TesseraError):
             return [self.visions]
-        content, param = _content(self.entry, self.visions), self.entry.param
-        try:
-            return [model.prompt(content, max_tokens=self.max_tokens, truncate=self.truncate, param=param)]
-        except TesseraError as error:
-            return [error]
+        return self.task(self.visions).prompts(model)
+
+    def task(self, visions: Visions) -> InputTask:
+        content, param = _content(self.entry, visions), self.entry.param
+        return InputTask(content, self.max_tokens, self.truncate, param)
+
+    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
+        """Return what ``prompts`` returns, by a process that ends with the caller."""
+        if isinstance(self.visions, TesseraError):
+            return [self.visions]
+        return await processes.prompts(self.task(self.visions), call, size=self.size)
 
 
 class _PairsWork(NamedTuple):
     """The prompts of documents with their query, whose tokens are made once, or their errors."""
 
-    model: PairModel
     query: Input
     images: Visions | TesseraError
     documents: Sequence[tuple[Input, Visions | TesseraError]]
@@ -69,19 +78,26 @@ class _PairsWork(NamedTuple):
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
         if isinstance(self.images, TesseraError):
             return [self.images] * len(self.documents)
+        return self._with_errors(self.task(self.images).prompts(model))
+
+    def task(self, images: Visions) -> PairsTask:
         good = [(entry, plans) for entry, plans in self.documents if not isinstance(plans, TesseraError)]
-        try:
-            prompts = iter(
-                self.model.pairs(
-                    _content(self.query, self.images),
-                    [_content(*document) for document in good],
-                    limits=self.limits,
-                    query_param=self.query.param,
-                    params=[entry.param for entry, _ in good],
-                )
-            )
-        except TesseraError as error:
-            return [error] * len(self.documents)
+        return PairsTask(
+            query=_content(self.query, images),
+            documents=[_content(*document) for document in good],
+            limits=self.limits,
+            param=self.query.param,
+            params=[entry.param for entry, _ in good],
+        )
+
+    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
+        """Return what ``prompts`` returns, by a process that ends with the caller."""
+        if isinstance(self.images, TesseraError):
+            return [self.images] * len(self.documents)
+        return self._with_errors(await processes.prompts(self.task(self.images), call, size=self.size))
+
+    def _with_errors(self, good: Sequence[Prompt | TesseraError]) -> list[Prompt | TesseraError]:
+        prompts = iter(good)
         return [plans if isinstance(plans, TesseraError) else next(prompts) for _, plans in self.documents]
 
     def parts(self) -> Iterator[_PairsWork]:
@@ -90,7 +106,7 @@ class _PairsWork(NamedTuple):
         most = max(_TURN_CHARACTERS, self.query.size)
         first = size = 0
         for place, (entry, _) in enumerate(self.documents):
-            if size and size + entry.size > most:
+            if size and (size + entry.size > most or place - first == MOST_DOCUMENTS):
                 yield self._replace(documents=self.documents[first:place])
                 first, size = place, 0
             size += entry.size
@@ -103,12 +119,13 @@ _Work = _InputWork | _PairsWork
 class Prompter:
     """Tokenises the inputs of a request; ``max_tokens`` bounds each of them.
 
-    Long ones wait for threads in turns by key. Raises ``DeadlineExceeded``.
+    Long ones wait for threads in turns by key, and the longest for processes, where there are any. Raises
+    ``DeadlineExceeded``.
     """
 
-    def __init__(self, model: Model, max_tokens: int) -> None:
+    def __init__(self, model: Model, max_tokens: int, long_texts: LongTexts | None = None) -> None:
         self._model = model
-        self._pairs = model if isinstance(model, PairModel) else None
+        self.long_texts = long_texts
         self.max_tokens = max_tokens
         self.threads = Threads(_threads(), "tokenise")
 
@@ -140,8 +157,7 @@ class Prompter:
         self, request: ScoreRequest, visions: Sequence[Visions | TesseraError], call: Call
     ) -> list[Prompt | TesseraError]:
         """Return the prompt of each document with its query, or its error."""
-        model, queries = self._pairs, request.queries
-        assert model is not None
+        queries = request.queries
         limits = PairLimits(
             tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
             query=request.max_query_tokens,
@@ -152,24 +168,52 @@ class Prompter:
         documents = list(zip(request.documents, visions[len(queries) :], strict=True))
         groups = [documents] if len(queries) == 1 else [[document] for document in documents]
         works = (
-            _PairsWork(model, query, images, group, limits)
+            _PairsWork(query, images, group, limits)
             for (query, images), group in zip(sides, groups, strict=True)
         )
         return await self._run([part for work in works for part in work.parts()], call)
 
+    async def pieces(
+        self, texts: Sequence[tuple[str, str]], call: Call, *, role: Role, instruction: str | None
+    ) -> list[Sequence[Piece]]:
+        """Return the tokens of each (text, param), one by one."""
+
+        def cut(text: str, param: str) -> Sequence[Piece]:
+            return self._model.pieces(text, role=role, instruction=instruction, param=param)
+
+        async with _in_time(call):
+            return [
+                await self.threads.run(partial(cut, *text), call.client, size=max(1, len(text[0])))
+                for text in texts
+            ]
+
     async def _run(self, works: Sequence[_Work], call: Call) -> list[Prompt | TesseraError]:
         if sum([work.size for work in works]) <= _INLINE_CHARACTERS:
             return [prompt for work in works for prompt in work.prompts(self._model)]
-        left = call.deadline.left()
-        prompts: list[Prompt | TesseraError] = []
-        try:
-            async with asyncio.timeout(None if left == math.inf else left):
-                for size, turn in _turns(works):
-                    build = partial(_prompts, turn, self._model)
-                    prompts += await self.threads.run(build, call.client, size=size, priority=call.priority)
-        except TimeoutError:
-            raise call.deadline.exceeded() from None
-        return prompts
+        async with _in_time(call):
+            return [prompt async for prompt in self._aside(works, call)]
+
+    async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
+        for size, turn in _turns(works):
+            if self.long_texts is not None and size > _THREAD_CHARACTERS:
+                # As long as that is one piece of work alone.
+                prompts = await turn[0].aside(self.long_texts, call)
+            else:
+                build = partial(_prompts, turn, self._model)
+                prompts = await self.threads.run(build, call.client, size=size, priority=call.priority)
+            for prompt in prompts:
+                yield prompt
+
+
+@asynccontextmanager
+async def _in_time(call: Call) -> AsyncIterator[None]:
+    """Raise ``DeadlineExceeded`` where the request's time is over before the work is done."""
+    left = call.deadline.left()
+    try:
+        async with asyncio.timeout(None if left == math.inf else left):
+            yield
+    except TimeoutError:
+        raise call.deadline.exceeded() from None
 
 
 def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
