@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import os
 import re
@@ -29,6 +28,7 @@ from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.imaging import Picture
 from tessera.tasks import Deadline
+from tessera.turns import Threads
 
 if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
@@ -218,6 +218,8 @@ def _open(top: Path, parts: tuple[str, ...]) -> int:
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
 
+_THREADS = 8
+
 _WEB = ("http://", "https://")
 _LOCAL = ("file://", "/")
 
@@ -256,11 +258,20 @@ class MediaBudget:
 
 
 class MediaLoader:
-    """Loads images under one policy, within limits; owned by one event loop. ``close`` ends it."""
+    """Loads images under one policy, within limits; owned by one event loop. ``close`` ends it.
+
+    ``threads`` look at large images and read files.
+    """
 
     def __init__(
-        self, policy: MediaPolicy, limits: ImageLimits | None = None, *, fetcher: Fetcher | None = None
+        self,
+        policy: MediaPolicy,
+        limits: ImageLimits | None = None,
+        *,
+        fetcher: Fetcher | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        self.threads = threads or Threads(_THREADS, "media")
         self._root = policy.allowed_local_path
         self._limits = limits or ImageLimits()
         if fetcher is None:
@@ -303,7 +314,10 @@ class MediaLoader:
             picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        return await asyncio.to_thread(examine) if size >= _THREAD_BYTES else examine()
+        if size < _THREAD_BYTES:
+            return examine()
+        async with deadline.bound():
+            return await self.threads.run(examine, budget.client, size=size)
 
     def budget(self, client: str = "") -> MediaBudget:
         """For the images of one request of this client."""
@@ -317,7 +331,9 @@ class MediaLoader:
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
             # Each is read whole on a thread, so only what came before counts against it.
-            data = await asyncio.to_thread(read_local, url, root=self._root, max_bytes=limit, param=param)
+            read = partial(read_local, url, root=self._root, max_bytes=limit, param=param)
+            async with deadline.bound():
+                data = await self.threads.run(read, budget.client)
             budget.take(len(data), param=param)
             return data
         _refuse_path(source.url, param)

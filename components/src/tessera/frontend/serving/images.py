@@ -165,7 +165,7 @@ class ImageReader:
         client, budget, spec = loading.client, loading.budget, loading.spec
         if isinstance(source, PixelSource):
             budget.take(source.values.nbytes, param=source.param)
-            return await asyncio.to_thread(_normalised, source, spec)
+            return await self._media.threads.run(functools.partial(_normalised, source, spec), client)
         if source.uuid is not None and not source.url:
             return self._recalled(source.param, client, source.uuid)
         loaded = await self._media.load(

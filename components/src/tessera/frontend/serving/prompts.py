@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -181,7 +178,7 @@ class Prompter:
         def cut(text: str, param: str) -> Sequence[Piece]:
             return self._model.pieces(text, role=role, instruction=instruction, param=param)
 
-        async with _in_time(call):
+        async with call.deadline.bound():
             return [
                 await self.threads.run(partial(cut, *text), call.client, size=max(1, len(text[0])))
                 for text in texts
@@ -190,7 +187,7 @@ class Prompter:
     async def _run(self, works: Sequence[_Work], call: Call) -> list[Prompt | TesseraError]:
         if sum([work.size for work in works]) <= _INLINE_CHARACTERS:
             return [prompt for work in works for prompt in work.prompts(self._model)]
-        async with _in_time(call):
+        async with call.deadline.bound():
             return [prompt async for prompt in self._aside(works, call)]
 
     async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
@@ -203,17 +200,6 @@ class Prompter:
                 prompts = await self.threads.run(build, call.client, size=size, priority=call.priority)
             for prompt in prompts:
                 yield prompt
-
-
-@asynccontextmanager
-async def _in_time(call: Call) -> AsyncIterator[None]:
-    """Raise ``DeadlineExceeded`` where the request's time is over before the work is done."""
-    left = call.deadline.left()
-    try:
-        async with asyncio.timeout(None if left == math.inf else left):
-            yield
-    except TimeoutError:
-        raise call.deadline.exceeded() from None
 
 
 def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
