@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.batching.queue import Entry, FairQueue
+from tessera.batching.queue import Entry
+from tessera.budgets import FairQueue
 from tessera.errors import Overloaded
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import HeldEngine
@@ -21,7 +22,7 @@ class Queue:
     """A queue whose entries are named by numbers."""
 
     def __init__(self) -> None:
-        self._queue: FairQueue[int, None] = FairQueue()
+        self._queue: FairQueue[Entry[int, None]] = FairQueue()
         self.entries: dict[int, Entry[int, None]] = {}
 
     def push(self, name: int, size: int = 1, client: str = "", priority: int = 0) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +47,16 @@ class Disaggregated:
         return [row["embedding"] for row in answer.json()["data"]]
 
     @contextmanager
-    def frontend(self, *flags: str, settings: Mapping[str, str] = NOTHING) -> Iterator[str]:
+    def frontend(
+        self, *flags: str, settings: Mapping[str, str] = NOTHING, before: Sequence[str] = ()
+    ) -> Iterator[str]:
         """The URL of one more frontend for these workers, without keys.
 
-        ``settings`` are added to its environment.
+        ``settings`` are added to its environment, and its command to ``before``, which becomes it.
         """
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(self.checkpoint)]
+        command = [*before, sys.executable, "-m", "tessera.frontend", "--model-path", str(self.checkpoint)]
         command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file", *flags]
         environment = {**os.environ, "DYN_FILE_KV": str(self.store), **settings}
         log = self.store.with_name(f"frontend-{port}.log")

@@ -1,10 +1,12 @@
-"""Budgets of work: a bounded amount shared fairly among clients, and a rate."""
+"""Budgets of work: a bounded amount shared fairly among clients, their order, and a rate."""
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 _FACTOR: Final = 4
 
@@ -68,6 +70,108 @@ class Budget:
 
     def give(self, client: str, amount: int) -> None:
         self.take(client, -amount)
+
+
+class Queued(Protocol):
+    """An entry of a ``FairQueue``, which alone sets ``in_queue``.
+
+    ``size`` counts tokens, units, or characters; ``client`` is whose share it counts against, smaller
+    ``priority`` is sooner.
+    """
+
+    in_queue: bool
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+
+W = TypeVar("W", bound=Queued)
+
+# Of every nine parts of work that are served while several priorities wait, one goes to the oldest entry.
+_OVERTAKE: Final = 8
+
+
+class FairQueue(Generic[W]):
+    """Smaller priorities first; within one, start-time fair queueing between clients.
+
+    The latter as by Goyal, Vin and Cheng, 1996: an entry's tag is the virtual time at which its client's
+    earlier entries are through, so that clients share by size whatever they send, and one client alone is
+    served in order. So that a stream of urgent work does not keep the rest waiting for ever, an entry of any
+    priority that has come to be the oldest is served after at most eight times its own size. Owned by one
+    event loop.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, W]] = []
+        self._arrivals: deque[W] = deque()
+        self._finish: dict[str, int] = {}
+        self._now = 0
+        self._sequence = 0
+        self._stale = 0
+        self._mixed = False
+        self._overtaken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._arrivals)
+
+    def push(self, entry: W) -> None:
+        start = max(self._now, self._finish.get(entry.client, 0))
+        self._finish[entry.client] = start + entry.size
+        self._sequence += 1
+        if self._heap and entry.priority != self._heap[0][0]:
+            self._mixed = True
+        entry.in_queue = True
+        heapq.heappush(self._heap, (entry.priority, start, self._sequence, entry))
+        self._arrivals.append(entry)
+
+    def head(self) -> W:
+        """The entry whose turn it is; the queue must not be empty."""
+        oldest = self._arrivals[0]
+        if self._mixed and self._overtaken >= _OVERTAKE * oldest.size:
+            return oldest
+        return self._heap[0][3]
+
+    def pop(self) -> W:
+        """Take out ``head``."""
+        entry = self.head()
+        if entry is self._heap[0][3]:
+            self._now = max(self._now, self._heap[0][1])
+            heapq.heappop(self._heap)
+        else:
+            self._stale += 1
+        self._overtaken = 0 if entry is self._arrivals[0] else self._overtaken + entry.size
+        entry.in_queue = False
+        self._trim()
+        return entry
+
+    def remove(self, entry: W) -> None:
+        """Take out an entry before its turn."""
+        entry.in_queue = False
+        self._stale += 1
+        self._trim()
+        if self._stale > 64 and self._stale > len(self._heap) // 2:
+            self._heap = [item for item in self._heap if item[3].in_queue]
+            heapq.heapify(self._heap)
+            self._arrivals = deque(entry for entry in self._arrivals if entry.in_queue)
+            self._stale = 0
+
+    def _trim(self) -> None:
+        # An entry that left out of turn is still in one of the two, perhaps in both.
+        while self._heap and not self._heap[0][3].in_queue:
+            heapq.heappop(self._heap)
+            self._stale -= 1
+        while self._arrivals and not self._arrivals[0].in_queue:
+            self._arrivals.popleft()
+        if not self._arrivals:
+            self._finish.clear()
+            self._now = self._stale = self._overtaken = 0
+            self._mixed = False
 
 
 Clock = Callable[[], float]

@@ -7,8 +7,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -314,3 +314,13 @@ class Deadline:
         if left <= 0:
             raise self.exceeded()
         return left
+
+    @asynccontextmanager
+    async def bound(self) -> AsyncIterator[None]:
+        """Raise ``DeadlineExceeded`` where the time is over before the context ends."""
+        left = self.left()
+        try:
+            async with asyncio.timeout(None if left == math.inf else left):
+                yield
+        except TimeoutError:
+            raise self.exceeded() from None

@@ -18,6 +18,7 @@ from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import EmbeddingsRequest, Modality, RequestLimits
 from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.dispatch import Call
 from tessera_apis import tei
 
 
@@ -66,7 +67,8 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
         # Errors from here on are in TEI's shape, too.
         exchange.error_shape = tei.write_error
         asked = tei.parse_tokenize(body, served.limits)
-        cut = pipeline.pieces(asked.texts, role=asked.role, instruction=asked.instruction)
+        call = Call(request_id=exchange.line.request_id, deadline=exchange.deadline, client=exchange.client)
+        cut = pipeline.pieces(asked.texts, call, role=asked.role, instruction=asked.instruction)
         return JSONResponse(tei.write_tokens(await exchange.during(cut), special=asked.special))
     request, spelled = parse_tokenize(body, served.limits, served.names)
     call = endpoint.call(exchange, request, served)

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -308,7 +309,7 @@ class GrpcServer:
 
         async def statistics(raw: bytes, context: Context, exchange: Exchange) -> Message:
             asked = parsed(pb.ModelStatisticsRequest, raw)
-            found = await asyncio.to_thread(inference.counted, asked.name, asked.version)
+            found = await inference.aside(partial(inference.counted, asked.name, asked.version), exchange)
             return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
 
         def index(asked: pb.RepositoryIndexRequest) -> Message:
@@ -386,7 +387,7 @@ class GrpcServer:
         self, message: pb.ModelInferRequest, nbytes: int, context: Context, exchange: Exchange
     ) -> pb.ModelInferResponse:
         if nbytes > _LARGE_BYTES:
-            call = await asyncio.to_thread(read_call, message, exchange.peer)
+            call = await self._inference.aside(partial(read_call, message, exchange.peer), exchange)
         else:
             call = read_call(message, exchange.peer)
         exchange.deadline = self._inference.deadline(context.time_remaining(), call)

@@ -6,8 +6,8 @@ for what it does not know.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 import orjson
@@ -289,7 +289,8 @@ class Routes:
         return JSONResponse(self._inference.configuration(name, version))
 
     async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
-        counted = await asyncio.to_thread(self._inference.counted, name, version)
+        counting = partial(self._inference.counted, name, version)
+        counted = await self._inference.aside(counting, exchange_of(request.scope))
         return JSONResponse({"model_stats": counted})
 
     async def infer(self, request: Request, name: str, version: str = "") -> Response:
@@ -299,7 +300,8 @@ class Routes:
         body = await self._body(request)
         read = (body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
         if len(body) > _LARGE_BYTES:
-            call, binary = await asyncio.to_thread(read_call, *read)
+            reading = self._inference.aside(partial(read_call, *read), exchange)
+            call, binary = await exchange.during(reading)
         else:
             call, binary = read_call(*read)
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)

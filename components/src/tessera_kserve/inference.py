@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
@@ -31,6 +33,8 @@ from tessera_kserve.shared_memory.cuda import have_driver
 from tessera_kserve.shared_memory.regions import Regions
 from tessera_kserve.statistics import STEPS, Spent, Statistics
 from tessera_kserve.tensors import BYTES
+
+T = TypeVar("T")
 
 SERVER: Final = "tessera"
 EXTENSIONS: Final = (
@@ -85,6 +89,11 @@ class Inference:
             left = min(left, asked / 1e6)
         return Deadline.after(left)
 
+    async def aside(self, work: Callable[[], T], exchange: Exchange) -> T:
+        """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
+        async with exchange.deadline.bound():
+            return await self._service.threads.run(work, exchange.client)
+
     async def infer(self, call: Call, exchange: Exchange) -> Answer:
         """Answer a call that holds no place yet; raises ``TesseraError``."""
         started = time.perf_counter()
@@ -106,7 +115,7 @@ class Inference:
         call = await self.regions.load(call, exchange.deadline)
         spent.batch = check_inputs(offer, call)
         if call.nbytes > _LARGE_BYTES:
-            work = await asyncio.to_thread(offer.read, call)
+            work = await self.aside(partial(offer.read, call), exchange)
         else:
             work = offer.read(call)
         exchange.count()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 
 import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
-from tessera.frontend.media.fetch import Fetcher
+from tessera.frontend.media.fetch import Fetcher, SystemResolver, bound_look_ups
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 
@@ -370,3 +371,56 @@ async def test_a_server_that_is_not_there() -> None:
         )
     await fetcher.close()
     assert await names("nowhere.example", 80) == ["127.0.0.1"]
+
+
+async def test_a_clients_slow_hosts_leave_fetches_to_others() -> None:
+    waiting: list[str] = []
+    leave = asyncio.Event()
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        if head.startswith("GET /slow"):
+            waiting.append(head)
+            await asyncio.wait_for(leave.wait(), 120)
+        writer.write(response(b"x", "connection: close"))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(timeout=100.0), resolver=Names())
+
+        def get(path: str, client: str) -> asyncio.Task[bytes]:
+            budget = MediaBudget(1 << 30, client)
+            url = f"http://127.0.0.1:{port}/{path}"
+            return asyncio.create_task(
+                fetcher.get(url, param="input", deadline=Deadline.after(100), budget=budget)
+            )
+
+        slow = [get("slow", "alice") for _ in range(100)]
+        for _ in range(20):
+            assert await get("fast", "bob") == b"x"
+        while len(waiting) < 16:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await asyncio.gather(*(get("fast", "bob") for _ in range(100))) == [b"x"] * 100
+        # All of alice's are still there, a quarter of the fetches in progress.
+        assert len(waiting) == 16
+        for task in slow[16:90]:
+            task.cancel()
+        leave.set()
+        assert await asyncio.gather(*slow[:16], *slow[90:]) == [b"x"] * 26
+        await fetcher.close()
+
+
+async def test_the_resolver_reads_the_hosts_file_and_numbers() -> None:
+    resolver = SystemResolver(threads=1)
+    assert set(await resolver("localhost", 80)) & {"127.0.0.1", "::1"}
+    for host, address in (("127.1", "127.0.0.1"), ("2130706433", "127.0.0.1"), ("::ffff:8.8.8.8", None)):
+        assert await resolver(host, 80) == [address or host]
+    resolver.close()
+
+
+def test_what_the_operator_has_set_for_look_ups_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RES_OPTIONS", raising=False)
+    bound_look_ups()
+    assert os.environ["RES_OPTIONS"] == "timeout:1 attempts:2"
+    monkeypatch.setenv("RES_OPTIONS", "timeout:3")
+    bound_look_ups()
+    # The last of several values is the one that counts.
+    assert os.environ["RES_OPTIONS"] == "timeout:1 attempts:2 timeout:3"

@@ -16,8 +16,8 @@ from typing import Final, Generic, TypedDict, Unpack
 
 from tessera import tracing
 from tessera.batching.engine_thread import EngineThread, Launch, Reports, Values
-from tessera.batching.queue import Cost, Entry, FairQueue, OpenBatch, Outcome, P, R
-from tessera.budgets import Budget, Clock
+from tessera.batching.queue import Cost, Entry, OpenBatch, Outcome, P, R
+from tessera.budgets import Budget, Clock, FairQueue
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line
 from tessera.tasks import Promise
@@ -115,7 +115,7 @@ class Batcher(Generic[P, R]):
         self._events: Events[P] = Events() if events is None else events
         self._loop = asyncio.get_running_loop()
         self._clock = clock
-        self._queue: FairQueue[P, R] = FairQueue()
+        self._queue: FairQueue[Entry[P, R]] = FairQueue()
         # What the engine has of its batches leaves the rest of them to what waits: callers are told the
         # capacity, and what they keep to must not be refused because batches are not full.
         self._waiting = Budget(lambda: self.capacity - self._running)

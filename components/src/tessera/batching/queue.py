@@ -1,16 +1,15 @@
-"""Entries that wait for an engine: the order in which they are served, and the next batch of them."""
+"""Entries that wait for an engine, and the next batch of them."""
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from opentelemetry.trace import Span
 
+from tessera.budgets import FairQueue
 from tessera.errors import TesseraError
 from tessera.logs import RequestLine
 
@@ -65,87 +64,6 @@ def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:
     return {"fields": {"request_ids": ",".join(ids[:_MOST_NAMED])}} if ids else {}
 
 
-# Of every nine parts of work that are served while several priorities wait, one goes to the oldest entry.
-_OVERTAKE: Final = 8
-
-
-class FairQueue(Generic[P, R]):
-    """Smaller priorities first; within one, start-time fair queueing between clients.
-
-    The latter as by Goyal, Vin and Cheng, 1996: an entry's tag is the virtual time at which its client's
-    earlier entries are through, so that clients share by size whatever they send, and one client alone is
-    served in order. So that a stream of urgent work does not keep the rest waiting for ever, an entry of any
-    priority that has come to be the oldest is served after at most eight times its own size. Owned by one
-    event loop.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Entry[P, R]]] = []
-        self._arrivals: deque[Entry[P, R]] = deque()
-        self._finish: dict[str, int] = {}
-        self._now = 0
-        self._sequence = 0
-        self._stale = 0
-        self._mixed = False
-        self._overtaken = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._arrivals)
-
-    def push(self, entry: Entry[P, R]) -> None:
-        start = max(self._now, self._finish.get(entry.client, 0))
-        self._finish[entry.client] = start + entry.size
-        self._sequence += 1
-        if self._heap and entry.priority != self._heap[0][0]:
-            self._mixed = True
-        entry.in_queue = True
-        heapq.heappush(self._heap, (entry.priority, start, self._sequence, entry))
-        self._arrivals.append(entry)
-
-    def head(self) -> Entry[P, R]:
-        """The entry whose turn it is; the queue must not be empty."""
-        oldest = self._arrivals[0]
-        if self._mixed and self._overtaken >= _OVERTAKE * oldest.size:
-            return oldest
-        return self._heap[0][3]
-
-    def pop(self) -> Entry[P, R]:
-        """Take out ``head``."""
-        entry = self.head()
-        if entry is self._heap[0][3]:
-            self._now = max(self._now, self._heap[0][1])
-            heapq.heappop(self._heap)
-        else:
-            self._stale += 1
-        self._overtaken = 0 if entry is self._arrivals[0] else self._overtaken + entry.size
-        entry.in_queue = False
-        self._trim()
-        return entry
-
-    def remove(self, entry: Entry[P, R]) -> None:
-        """Take out an entry before its turn."""
-        entry.in_queue = False
-        self._stale += 1
-        self._trim()
-        if self._stale > 64 and self._stale > len(self._heap) // 2:
-            self._heap = [item for item in self._heap if item[3].in_queue]
-            heapq.heapify(self._heap)
-            self._arrivals = deque(entry for entry in self._arrivals if entry.in_queue)
-            self._stale = 0
-
-    def _trim(self) -> None:
-        # An entry that left out of turn is still in one of the two, perhaps in both.
-        while self._heap and not self._heap[0][3].in_queue:
-            heapq.heappop(self._heap)
-            self._stale -= 1
-        while self._arrivals and not self._arrivals[0].in_queue:
-            self._arrivals.popleft()
-        if not self._arrivals:
-            self._finish.clear()
-            self._now = self._stale = self._overtaken = 0
-            self._mixed = False
-
-
 Cost = Callable[[int, int, int], int]
 
 
@@ -188,7 +106,7 @@ class OpenBatch(Generic[P, R]):
         with self._changed:
             self._changed.notify()
 
-    def fill(self, queue: FairQueue[P, R]) -> None:
+    def fill(self, queue: FairQueue[Entry[P, R]]) -> None:
         """Move entries from the queue's head for as long as the budget allows. Event loop only.
 
         All under one lock: the engine, if it is idle, would otherwise run the first of them alone.

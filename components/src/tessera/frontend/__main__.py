@@ -22,6 +22,7 @@ with quick_imports():
     from tessera.frontend.http.auth import API_KEYS_VARIABLE
     from tessera.frontend.http.server import HttpServer, SharedPort
     from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate
+    from tessera.frontend.media.fetch import bound_look_ups
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
     from tessera.launch.variables import unknown
@@ -130,6 +131,7 @@ def main() -> int:
     # A launcher may tell it to read its models again before it has read them.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
+    bound_look_ups()
     for sentence in unknown(os.environ):
         log.warning("%s", sentence)
     try:

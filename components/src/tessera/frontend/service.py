@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
 from tessera.frontend.model_settings import ModelSettings, read_models
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router, Salt
 from tessera.frontend.serving.images import KnownMedia
+from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
@@ -36,6 +38,7 @@ from tessera.models import Model, open_model
 from tessera.models.base import OutputKind, stage_outputs
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
+from tessera.turns import Threads
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ _NAMES_BYTES: Final = 4 << 20
 _NAME_BYTES: Final = 88
 # Of the smallest vectors that fill the result cache; its index takes 1 % of it.
 _RESULT_BYTES: Final = 1024
+
+# As many as an event loop has by default.
+_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 
 TASKS: Final = {
     OutputKind.VECTOR: "embed",
@@ -62,7 +68,9 @@ _UNKNOWN_CAPACITY: Final = 65_536
 class Service:
     """What the routes and the middleware answer with; owned by one event loop. ``close`` ends it.
 
-    ``keys`` is None where the service is open to all, ``limiter`` where no key has a rate. ``tasks`` go on
+    ``keys`` is None where the service is open to all, ``limiter`` where no key has a rate. ``threads`` do
+    what would keep the loop for milliseconds: they read large images and calls, and write large answers.
+    ``tasks`` go on
     for as long as the service does, ``draining`` is set when the process has been told to stop, and
     ``routes`` are those that answer what comes out of a model of a kind; the application fills them.
     """
@@ -75,7 +83,8 @@ class Service:
         # Workers divide what they take among those who ask: the frontends of one host are one.
         self._caller = f"frontends-{seat.name}" if seat else name
         self.group = group = FrontendGroup(seat)
-        self.media = MediaLoader(settings.media, limits.images)
+        self.threads = Threads(_THREADS, "aside")
+        self.media = MediaLoader(settings.media, limits.images, threads=self.threads)
         names = None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
         self._known = KnownMedia(shared=names)
         self.metrics = FrontendMetrics(seat)
@@ -100,7 +109,7 @@ class Service:
         self.models = Models(
             self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
-        self.endpoint = Endpoint(self.models, limits)
+        self.endpoint = Endpoint(self.models, limits, self.threads)
         # By slot. Of each there is one: a model may still be answering when the next one has its slot.
         self._entries: dict[int, SharedEntries] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -162,6 +171,7 @@ class Service:
             task.cancel()
         await self.media.close()
         await self.models.close()
+        self.threads.close()
 
     async def _open(self, given: ModelSettings) -> ServedModel:
         """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""
@@ -212,6 +222,12 @@ class Service:
                 self._known,
                 widths=widths,
                 salt=Salt(by_key=settings.cache_by_key),
+                long_texts=LongTexts(
+                    given.directory,
+                    given.model_options,
+                    max_tokens=model.max_tokens,
+                    seconds=settings.limits.timeout_seconds,
+                ),
             ),
             room=room,
             metrics=metrics,

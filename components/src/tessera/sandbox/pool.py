@@ -53,11 +53,41 @@ _WITHHELD: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", 
 
 
 class ProcessLost(Exception):
-    """A process that cannot be used any more; ``why`` is ``crash`` or ``timeout``."""
+    """A process that cannot be used any more; ``why`` is ``crash``, ``timeout`` or ``stopped``."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
+
+
+class Stop:
+    """Ends one call of a pool from another thread, by killing the process that is at it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._stopped = self._killed = False
+
+    def stop(self) -> None:
+        """End the call, now or before it has begun; nothing where it has ended."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._killed = True
+                self._process.interrupt()
+
+    def begin(self, process: _Process) -> None:
+        """Let ``stop`` kill the process; raises ``ProcessLost`` where it was called before."""
+        with self._lock:
+            if self._stopped:
+                raise ProcessLost("stopped")
+            self._process = process
+
+    def end(self) -> bool:
+        """Let ``stop`` do nothing any more; whether it has killed the process."""
+        with self._lock:
+            self._process = None
+            return self._killed
 
 
 def in_memory(data: bytes, *, sealed: bool = False) -> int:
@@ -110,13 +140,23 @@ class Pool(Generic[A]):
             self._server.close()
             raise
 
-    def call(self, task: bytes, descriptor: int, read: Callable[[A, Memory], T], *, over: str) -> T:
+    def call(
+        self,
+        task: bytes,
+        descriptor: int,
+        read: Callable[[A, Memory], T],
+        *,
+        over: str,
+        stop: Stop | None = None,
+    ) -> T:
         """What ``read`` makes of the answer to a task with the file in ``descriptor``.
 
         ``read`` raises ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory.
-        ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of
-        time, and ``Unavailable`` when no process can be had, or the one that it was forked from ended.
+        ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed, ran out of
+        time or was ended by ``stop``, and ``Unavailable`` when no process can be had, or the one that it was
+        forked from ended.
         """
+        stop = stop or Stop()
         process = self._idle.get()
         try:
             if process is not None and not self._server.forked(process):
@@ -124,15 +164,24 @@ class Pool(Generic[A]):
                 process = None
             if process is None:
                 process = self._server.fork()
+            stop.begin(process)
             answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
             return read(answer, process.memory)
         except ProcessLost as loss:
             assert process is not None
+            if loss.why == "stopped":
+                raise
+            if stop.end():
+                raise ProcessLost("stopped") from None
             lost, process = process, None
             if self._is_guilty(lost, loss.why, over):
                 raise
             raise Unavailable(f"the {self._name}s went away") from None
         finally:
+            # It may have been killed a moment after its answer.
+            if stop.end() and process is not None:
+                process.kill()
+                process = None
             self._idle.put(process)
 
     def _is_guilty(self, process: _Process, why: str, over: str) -> bool:
@@ -173,6 +222,11 @@ class _Process:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             # The socket was closed, or the message is none of a handler.
             raise ProcessLost("crash") from None
+
+    def interrupt(self) -> None:
+        """Kill the process; who waits for its answer sees that it is gone."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def kill(self) -> None:
         try:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -45,6 +46,7 @@ from tessera.frontend.serving.served import Served, ServedModel
 from tessera.frontend.settings import Limits
 from tessera.logs import note
 from tessera.models.base import Output, OutputKind
+from tessera.turns import Threads
 
 ALL_KINDS: Final = frozenset(OutputKind)
 VECTORS: Final = frozenset((OutputKind.VECTOR,))
@@ -304,8 +306,9 @@ def _is_large(result: Result | Scores, output: Output) -> bool:
 class Endpoint:
     """Answers requests that the middleware has admitted."""
 
-    def __init__(self, models: Models, limits: Limits) -> None:
+    def __init__(self, models: Models, limits: Limits, threads: Threads) -> None:
         self.models = models
+        self._threads = threads
         self._limits = limits
         self._fairness = LoopFairness()
         most = max(limits.request.inputs, limits.request.documents)
@@ -357,18 +360,22 @@ class Endpoint:
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
-        body = await self._written(served, task, result)
+        body = await self._written(served, task, result, exchange)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
 
-    async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
+    async def _written(
+        self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
+    ) -> ResponseBody:
         seconds = served.metrics.format_seconds
         if _is_large(result, served.served.output):
             # The other requests of this process go on between the blocks of the rows.
             with seconds.time(), tracing.span("format"):
-                return await asyncio.to_thread(task.write, result)
+                async with exchange.deadline.bound():
+                    written = self._threads.run(partial(task.write, result), exchange.client)
+                    return await exchange.during(written)
         async with self._fairness:
             with seconds.time(), tracing.span("format"):
                 return task.write(result)

@@ -12,11 +12,13 @@ and ``.netrc``, follows redirects and decompresses without a limit.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +30,7 @@ from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.tasks import Deadline
+from tessera.turns import Threads, Turns
 
 if TYPE_CHECKING:
     from tessera.frontend.media.loader import MediaBudget
@@ -40,25 +43,43 @@ class AddressRefused(Exception):
     """The host, or one of its addresses, may not be connected to; the text says why."""
 
 
-class SystemResolver:
-    """The operating system's resolver on threads of its own.
+# The client that a look-up is made for: connections are opened in the task of the fetch.
+_CLIENT: ContextVar[str] = ContextVar("fetching client", default="")
 
-    A look-up cannot be cancelled. On the loop's default threads, look-ups that hang would keep image
-    decoding waiting; here they only keep each other waiting.
+
+class SystemResolver:
+    """The operating system's resolver, which reads the hosts file, search domains and whatever else the
+    machine's ``nsswitch.conf`` names, on threads of its own that clients take in turns.
+
+    A look-up cannot be cancelled. On the loop's default threads, look-ups that hang would keep other work
+    waiting; here they take their own client's turns. What is a number needs no thread. ``bound_look_ups``
+    bounds the time of each.
     """
 
-    def __init__(self, threads: int = 8) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tessera-resolve")
+    def __init__(self, threads: int = 64) -> None:
+        self._threads = Threads(threads, "tessera-resolve")
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._executor, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        with suppress(socket.gaierror):
+            return _addresses(host, port, socket.AI_NUMERICHOST)
+        return await self._threads.run(partial(_addresses, host, port), _CLIENT.get())
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+
+def _addresses(host: str, port: int, flags: int = 0) -> list[str]:
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+def bound_look_ups() -> None:
+    """Let the system's resolver ask each name server twice, for a second; what the operator has set wins.
+
+    By default it asks twice for five seconds, while a connection has three in all. To be called before the
+    first look-up of the process, and before it has threads that read its environment.
+    """
+    os.environ["RES_OPTIONS"] = f"timeout:1 attempts:2 {os.environ.get('RES_OPTIONS', '')}".strip()
 
 
 class VettedBackend(httpcore2.AsyncNetworkBackend):
@@ -129,7 +150,7 @@ _HEADERS = (
 
 
 class Fetcher:
-    """A bounded pool of fetches; owned by one event loop.
+    """A bounded pool of fetches, which clients take in turns; owned by one event loop.
 
     Errors name the host and never the path, the query or what they held. ``close`` ends it.
     """
@@ -158,7 +179,7 @@ class Fetcher:
         else:
             # The operator's own proxy may well have a private address.
             self._pool = _proxied(policy.proxy, options)
-        self._slots = asyncio.Semaphore(policy.max_fetches)
+        self._turns = Turns(policy.max_fetches)
 
     async def get(self, url: str, *, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The body at a URL.
@@ -167,14 +188,17 @@ class Fetcher:
         time-out, ``PayloadTooLarge`` for a body over an image's limit or ``budget``, ``DeadlineExceeded``.
         """
         target = _parse(url, param)
+        before = _CLIENT.set(budget.client)
         try:
             async with asyncio.timeout(deadline.left()):
-                async with self._slots:
+                async with self._turns.slot(budget.client):
                     return await self._bounded(target, param, budget)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{param}: the request's time ran out while fetching from {target.host[:80]}", param=param
             ) from None
+        finally:
+            _CLIENT.reset(before)
 
     async def _bounded(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes:
         seconds = self._policy.timeout

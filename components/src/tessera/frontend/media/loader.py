@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import os
 import re
@@ -29,6 +28,7 @@ from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.imaging import Picture
 from tessera.tasks import Deadline
+from tessera.turns import Threads
 
 if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
@@ -218,6 +218,8 @@ def _open(top: Path, parts: tuple[str, ...]) -> int:
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
 
+_THREADS = 8
+
 _WEB = ("http://", "https://")
 _LOCAL = ("file://", "/")
 
@@ -236,9 +238,13 @@ class LoadedImage:
 
 @dataclass(slots=True)
 class MediaBudget:
-    """Counts bytes while they arrive, so that many images cannot fill the memory side by side."""
+    """Counts bytes while they arrive, so that many images cannot fill the memory side by side.
+
+    ``client`` is whose share of fetches, look-ups and threads the images take.
+    """
 
     limit: int
+    client: str = ""
     taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
@@ -252,11 +258,20 @@ class MediaBudget:
 
 
 class MediaLoader:
-    """Loads images under one policy, within limits; owned by one event loop. ``close`` ends it."""
+    """Loads images under one policy, within limits; owned by one event loop. ``close`` ends it.
+
+    ``threads`` look at large images and read files.
+    """
 
     def __init__(
-        self, policy: MediaPolicy, limits: ImageLimits | None = None, *, fetcher: Fetcher | None = None
+        self,
+        policy: MediaPolicy,
+        limits: ImageLimits | None = None,
+        *,
+        fetcher: Fetcher | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        self.threads = threads or Threads(_THREADS, "media")
         self._root = policy.allowed_local_path
         self._limits = limits or ImageLimits()
         if fetcher is None:
@@ -299,11 +314,14 @@ class MediaLoader:
             picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        return await asyncio.to_thread(examine) if size >= _THREAD_BYTES else examine()
+        if size < _THREAD_BYTES:
+            return examine()
+        async with deadline.bound():
+            return await self.threads.run(examine, budget.client, size=size)
 
-    def budget(self) -> MediaBudget:
-        """For the images of one request."""
-        return MediaBudget(self._limits.max_request_bytes)
+    def budget(self, client: str = "") -> MediaBudget:
+        """For the images of one request of this client."""
+        return MediaBudget(self._limits.max_request_bytes, client)
 
     async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
         """Return the bytes that the URL or the path of a source leads to."""
@@ -313,7 +331,9 @@ class MediaLoader:
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
             # Each is read whole on a thread, so only what came before counts against it.
-            data = await asyncio.to_thread(read_local, url, root=self._root, max_bytes=limit, param=param)
+            read = partial(read_local, url, root=self._root, max_bytes=limit, param=param)
+            async with deadline.bound():
+                data = await self.threads.run(read, budget.client)
             budget.take(len(data), param=param)
             return data
         _refuse_path(source.url, param)

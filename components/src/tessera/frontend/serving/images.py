@@ -123,7 +123,7 @@ class ImageReader:
         visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if self._spec is None:
             return [_refused(entry) if entry.images else entry.malformed or () for entry in inputs]
-        loading = _Loading(self._spec, deadline, self._media.budget(), client, salt)
+        loading = _Loading(self._spec, deadline, self._media.budget(client), client, salt)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:
             # Without a task of its own: 8 µs, where base64 and hash of a tile take 13.
@@ -175,7 +175,7 @@ class ImageReader:
         client, budget, spec = loading.client, loading.budget, loading.spec
         if isinstance(source, PixelSource):
             budget.take(source.values.nbytes, param=source.param)
-            return await asyncio.to_thread(_normalised, source, spec)
+            return await self._media.threads.run(functools.partial(_normalised, source, spec), client)
         if source.uuid is not None and not source.url:
             return self._recalled(source.param, client, source.uuid)
         loaded = await self._media.load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt, row_bounds
 from tessera.frontend.serving.images import ImageReader, KnownMedia, Visions
+from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
@@ -147,7 +147,8 @@ def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str 
 class Pipeline:
     """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP.
 
-    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input.
+    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input. ``long_texts``
+    makes the prompts that threads would be at for seconds.
     """
 
     def __init__(
@@ -161,9 +162,11 @@ class Pipeline:
         *,
         widths: Widths | None = None,
         salt: Salt = NO_SALT,
+        long_texts: LongTexts | None = None,
     ) -> None:
         self._model = model
         self._salt = salt
+        self._long_texts = long_texts
         self.widths = widths or Widths.offered(model.dimensions, model.output.width, "")
         self.max_tokens = min(limits.max_tokens or model.max_tokens, model.max_tokens)
         self._images = ImageReader(model, media, known)
@@ -171,7 +174,7 @@ class Pipeline:
         self._embedder = embedder
         self._metrics = metrics
         self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
-        self._prompter = Prompter(model, self.max_tokens)
+        self._prompter = Prompter(model, self.max_tokens, long_texts)
 
     def output_of(self, request: EmbeddingsRequest) -> Output:
         """Return what its inputs become; raises ``UnsupportedOperation`` where the model has no such rows."""
@@ -181,18 +184,16 @@ class Pipeline:
             )
         return output
 
+    async def close(self) -> None:
+        """End what it has started; no request may be in progress."""
+        if self._long_texts is not None:
+            await self._long_texts.close()
+
     async def pieces(
-        self, texts: Sequence[tuple[str, str]], *, role: Role, instruction: str | None
+        self, texts: Sequence[tuple[str, str]], call: Call, *, role: Role, instruction: str | None
     ) -> list[Sequence[Piece]]:
         """Return the tokens of each (text, param), as it would be embedded."""
-
-        def cut() -> list[Sequence[Piece]]:
-            return [
-                self._model.pieces(text, role=role, instruction=instruction, param=param)
-                for text, param in texts
-            ]
-
-        return await asyncio.to_thread(cut)
+        return await self._prompter.pieces(texts, call, role=role, instruction=instruction)
 
     async def prepare(self, request: EmbeddingsRequest, call: Call) -> Work:
         """Read the images and build the prompts; nothing is sent to a worker.
@@ -203,7 +204,7 @@ class Pipeline:
             self._check_width(request)
         visions = await self._read(request.inputs, call, allow_partial=request.allow_partial)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            prompts = await self._prompter.build(request, visions)
+            prompts = await self._prompter.build(request, visions, call)
         good: dict[int, tuple[Prompt, Visions]] = {}
         errors: dict[int, TesseraError] = {}
         for index, (prompt, images) in enumerate(zip(prompts, visions, strict=True)):
@@ -262,7 +263,7 @@ class Pipeline:
         visions = await self._read((*request.queries, *request.documents), call)
         pairs = self._model.output.kind is OutputKind.SCORE
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            built = await (self._prompter.pairs if pairs else self._prompter.sides)(request, visions)
+            built = await (self._prompter.pairs if pairs else self._prompter.sides)(request, visions, call)
         prompts: list[Prompt] = []
         for prompt in built:
             if isinstance(prompt, TesseraError):

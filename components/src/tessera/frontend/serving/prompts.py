@@ -2,76 +2,159 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from tessera.errors import TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
-from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate
+from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, InputTask, LongTexts, PairsTask
+from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate
+from tessera.turns import Threads
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
 _INLINE_CHARACTERS = 4096
+# Of the inputs in one turn on a thread: 0.05 to 0.3 s. Whoever leaves, or is late, ends behind one of them.
+_TURN_CHARACTERS = 1 << 16
+# Of one input on a thread, which nobody can end: 0.3 to 1 s. 32,768 tokens of English are 160,000.
+_THREAD_CHARACTERS = 1 << 18
 
 
 def _threads() -> int:
-    """One for each processor but the event loop's, at least 2 and at most 4.
+    """One for each processor but the event loop's, at least 2 and at most 8, of which a key has 2.
 
     When hundreds of requests come at once, more threads would take time from the loop.
     """
-    return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
+    return min(8, max(2, len(os.sched_getaffinity(0)) - 1))
+
+
+class _InputWork(NamedTuple):
+    """The prompt of one input, or its error."""
+
+    entry: Input
+    visions: Visions | TesseraError
+    max_tokens: int
+    truncate: Truncate
+
+    @property
+    def size(self) -> int:
+        return self.entry.size
+
+    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
+        if isinstance(self.visions, TesseraError):
+            return [self.visions]
+        return self.task(self.visions).prompts(model)
+
+    def task(self, visions: Visions) -> InputTask:
+        content, param = _content(self.entry, visions), self.entry.param
+        return InputTask(content, self.max_tokens, self.truncate, param)
+
+    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
+        """Return what ``prompts`` returns, by a process that ends with the caller."""
+        if isinstance(self.visions, TesseraError):
+            return [self.visions]
+        return await processes.prompts(self.task(self.visions), call, size=self.size)
+
+
+class _PairsWork(NamedTuple):
+    """The prompts of documents with their query, whose tokens are made once, or their errors."""
+
+    query: Input
+    images: Visions | TesseraError
+    documents: Sequence[tuple[Input, Visions | TesseraError]]
+    limits: PairLimits
+
+    @property
+    def size(self) -> int:
+        return self.query.size + sum(entry.size for entry, _ in self.documents)
+
+    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
+        if isinstance(self.images, TesseraError):
+            return [self.images] * len(self.documents)
+        return self._with_errors(self.task(self.images).prompts(model))
+
+    def task(self, images: Visions) -> PairsTask:
+        good = [(entry, plans) for entry, plans in self.documents if not isinstance(plans, TesseraError)]
+        return PairsTask(
+            query=_content(self.query, images),
+            documents=[_content(*document) for document in good],
+            limits=self.limits,
+            param=self.query.param,
+            params=[entry.param for entry, _ in good],
+        )
+
+    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
+        """Return what ``prompts`` returns, by a process that ends with the caller."""
+        if isinstance(self.images, TesseraError):
+            return [self.images] * len(self.documents)
+        return self._with_errors(await processes.prompts(self.task(self.images), call, size=self.size))
+
+    def _with_errors(self, good: Sequence[Prompt | TesseraError]) -> list[Prompt | TesseraError]:
+        prompts = iter(good)
+        return [plans if isinstance(plans, TesseraError) else next(prompts) for _, plans in self.documents]
+
+    def parts(self) -> Iterator[_PairsWork]:
+        """Yield work of few documents each; none has more of them than would be worth another look at the
+        query."""
+        most = max(_TURN_CHARACTERS, self.query.size)
+        first = size = 0
+        for place, (entry, _) in enumerate(self.documents):
+            if size and (size + entry.size > most or place - first == MOST_DOCUMENTS):
+                yield self._replace(documents=self.documents[first:place])
+                first, size = place, 0
+            size += entry.size
+        yield self._replace(documents=self.documents[first:])
+
+
+_Work = _InputWork | _PairsWork
 
 
 class Prompter:
-    """Tokenises the inputs of a request; ``max_tokens`` bounds each of them."""
+    """Tokenises the inputs of a request; ``max_tokens`` bounds each of them.
 
-    def __init__(self, model: Model, max_tokens: int) -> None:
+    Long ones wait for threads in turns by key, and the longest for processes, where there are any. Raises
+    ``DeadlineExceeded``.
+    """
+
+    def __init__(self, model: Model, max_tokens: int, long_texts: LongTexts | None = None) -> None:
         self._model = model
-        self._pairs = model if isinstance(model, PairModel) else None
+        self.long_texts = long_texts
         self.max_tokens = max_tokens
-        self._threads = ThreadPoolExecutor(_threads(), thread_name_prefix="tokenise")
+        self.threads = Threads(_threads(), "tokenise")
 
     async def build(
-        self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError]
+        self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError], call: Call
     ) -> list[Prompt | TesseraError]:
         """Return each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
-        bound, truncate = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
+        limits = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
         pairs = zip(request.inputs, visions, strict=True)
-        return await self._run(
-            lambda: [self._build(*pair, bound, truncate) for pair in pairs],
-            sum([entry.size for entry in request.inputs]),
-        )
+        return await self._run([_InputWork(*pair, *limits) for pair in pairs], call)
 
     async def sides(
-        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
+        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError], call: Call
     ) -> list[Prompt | TesseraError]:
         """Return the prompt of each query, then of each document, each on its own; or its error."""
         bound = min(request.max_tokens or self.max_tokens, self.max_tokens)
-
-        def build() -> list[Prompt | TesseraError]:
-            prompts: list[Prompt | TesseraError] = []
-            images = iter(visions)
-            for side, own in (
-                (request.queries, request.max_query_tokens),
-                (request.documents, request.max_document_tokens),
-            ):
-                cut = own is not None and own < bound
-                limits = (own, Truncate.END) if own is not None and cut else (bound, request.truncate)
-                prompts += [self._build(entry, next(images), *limits) for entry in side]
-            return prompts
-
-        return await self._run(build, sum(entry.size for entry in (*request.queries, *request.documents)))
+        works: list[_Work] = []
+        images = iter(visions)
+        for side, own in (
+            (request.queries, request.max_query_tokens),
+            (request.documents, request.max_document_tokens),
+        ):
+            cut = own is not None and own < bound
+            limits = (own, Truncate.END) if own is not None and cut else (bound, request.truncate)
+            works += [_InputWork(entry, next(images), *limits) for entry in side]
+        return await self._run(works, call)
 
     async def pairs(
-        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
+        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError], call: Call
     ) -> list[Prompt | TesseraError]:
         """Return the prompt of each document with its query, or its error."""
-        model, queries = self._pairs, request.queries
-        assert model is not None
+        queries = request.queries
         limits = PairLimits(
             tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
             query=request.max_query_tokens,
@@ -81,61 +164,57 @@ class Prompter:
         sides = list(zip(queries, visions, strict=False))
         documents = list(zip(request.documents, visions[len(queries) :], strict=True))
         groups = [documents] if len(queries) == 1 else [[document] for document in documents]
+        works = (
+            _PairsWork(query, images, group, limits)
+            for (query, images), group in zip(sides, groups, strict=True)
+        )
+        return await self._run([part for work in works for part in work.parts()], call)
 
-        def build() -> list[Prompt | TesseraError]:
+    async def pieces(
+        self, texts: Sequence[tuple[str, str]], call: Call, *, role: Role, instruction: str | None
+    ) -> list[Sequence[Piece]]:
+        """Return the tokens of each (text, param), one by one."""
+
+        def cut(text: str, param: str) -> Sequence[Piece]:
+            return self._model.pieces(text, role=role, instruction=instruction, param=param)
+
+        async with call.deadline.bound():
             return [
-                prompt
-                for (query, images), group in zip(sides, groups, strict=True)
-                for prompt in _pairs(model, query, images, group, limits)
+                await self.threads.run(partial(cut, *text), call.client, size=max(1, len(text[0])))
+                for text in texts
             ]
 
-        return await self._run(build, sum(entry.size for entry in (*queries, *request.documents)))
+    async def _run(self, works: Sequence[_Work], call: Call) -> list[Prompt | TesseraError]:
+        if sum([work.size for work in works]) <= _INLINE_CHARACTERS:
+            return [prompt for work in works for prompt in work.prompts(self._model)]
+        async with call.deadline.bound():
+            return [prompt async for prompt in self._aside(works, call)]
 
-    async def _run(
-        self, build: Callable[[], list[Prompt | TesseraError]], characters: int
-    ) -> list[Prompt | TesseraError]:
-        if characters <= _INLINE_CHARACTERS:
-            return build()
-        # With the context of the request, for its spans.
-        run = partial(copy_context().run, build)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
-
-    def _build(
-        self, entry: Input, visions: Visions | TesseraError, max_tokens: int, truncate: Truncate
-    ) -> Prompt | TesseraError:
-        if isinstance(visions, TesseraError):
-            return visions
-        try:
-            return self._model.prompt(
-                _content(entry, visions), max_tokens=max_tokens, truncate=truncate, param=entry.param
-            )
-        except TesseraError as error:
-            return error
+    async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
+        for size, turn in _turns(works):
+            if self.long_texts is not None and size > _THREAD_CHARACTERS:
+                # As long as that is one piece of work alone.
+                prompts = await turn[0].aside(self.long_texts, call)
+            else:
+                build = partial(_prompts, turn, self._model)
+                prompts = await self.threads.run(build, call.client, size=size, priority=call.priority)
+            for prompt in prompts:
+                yield prompt
 
 
-def _pairs(
-    model: PairModel,
-    query: Input,
-    images: Visions | TesseraError,
-    documents: Sequence[tuple[Input, Visions | TesseraError]],
-    limits: PairLimits,
-) -> list[Prompt | TesseraError]:
-    if isinstance(images, TesseraError):
-        return [images] * len(documents)
-    good = [(entry, plans) for entry, plans in documents if not isinstance(plans, TesseraError)]
-    try:
-        prompts = iter(
-            model.pairs(
-                _content(query, images),
-                [_content(*document) for document in good],
-                limits=limits,
-                query_param=query.param,
-                params=[entry.param for entry, _ in good],
-            )
-        )
-    except TesseraError as error:
-        return [error] * len(documents)
-    return [plans if isinstance(plans, TesseraError) else next(prompts) for _, plans in documents]
+def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
+    """Yield what is done in one turn, with its size."""
+    first = size = 0
+    for place, work in enumerate(works):
+        if size and size + work.size > _TURN_CHARACTERS:
+            yield size, works[first:place]
+            first, size = place, 0
+        size += work.size
+    yield size, works[first:]
+
+
+def _prompts(works: Sequence[_Work], model: Model) -> list[Prompt | TesseraError]:
+    return list(chain.from_iterable(work.prompts(model) for work in works))
 
 
 def _content(entry: Input, visions: Visions) -> Content:

@@ -95,4 +95,5 @@ class ServedModel:
 
     async def close(self) -> None:
         self.metrics.forget()
+        await self.pipeline.close()
         await self.workers.close()

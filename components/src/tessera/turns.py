@@ -1,0 +1,159 @@
+"""Turns on a bounded number of slots: by client and by priority; threads that work in such turns."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Final, TypeVar
+
+from tessera.budgets import FairQueue
+
+T = TypeVar("T")
+
+_SHARE: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """Waits for a slot on behalf of a client; ``size`` and ``priority`` are as in ``Queued``."""
+
+    client: str
+    size: int
+    priority: int
+    granted: asyncio.Future[None]
+    in_queue: bool = False
+    admitted: bool = False
+
+
+class Turns:
+    """Admits at most ``slots`` pieces of work at a time; the rest waits in a ``FairQueue``.
+
+    A named client holds at most a quarter, rounded up, of the slots that the others leave free. One alone
+    therefore leaves three quarters to those who come later, however long its work takes. Unnamed clients
+    (``""``) are not told apart and share the whole. Owned by one event loop.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._held: Counter[str] = Counter()
+        self._numbers = count()
+        # By client, the heap of its turns behind the one that is in the queue.
+        self._behind: dict[str, list[tuple[int, int, Turn]]] = {}
+        self._offered: set[str] = set()
+        self._queue: FairQueue[Turn] = FairQueue()
+
+    @property
+    def used(self) -> int:
+        """Return the slots in use."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Return the turns that wait for a slot."""
+        return len(self._offered) + sum(map(len, self._behind.values()))
+
+    @asynccontextmanager
+    async def slot(self, client: str = "", *, size: int = 1, priority: int = 0) -> AsyncIterator[None]:
+        """Hold a slot for as long as the context lasts."""
+        await self.take(client, size=size, priority=priority)
+        try:
+            yield
+        finally:
+            self.give(client)
+
+    async def take(self, client: str = "", *, size: int = 1, priority: int = 0) -> None:
+        """Wait for a slot; a caller that is cancelled holds and waits for none afterwards."""
+        turn = Turn(client, size, priority, asyncio.get_running_loop().create_future())
+        heapq.heappush(self._behind.setdefault(client, []), (priority, next(self._numbers), turn))
+        self._admit()
+        try:
+            if not turn.granted.done():
+                await turn.granted
+        except asyncio.CancelledError:
+            if turn.admitted:
+                self.give(client)
+            else:
+                self._withdraw(turn)
+            raise
+
+    def give(self, client: str = "") -> None:
+        """Give a slot back."""
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        self._admit()
+
+    def _admit(self) -> None:
+        while self.used < self._slots:
+            for client in [name for name in self._behind if self._may_hold_more(name)]:
+                self._offer(client)
+            if not self._queue:
+                return
+            turn = self._queue.pop()
+            self._offered.discard(turn.client)
+            self._held[turn.client] += 1
+            turn.admitted = True
+            if not turn.granted.done():
+                turn.granted.set_result(None)
+
+    def _may_hold_more(self, client: str) -> bool:
+        if client in self._offered:
+            return False
+        held = self._held[client]
+        return not client or held < -(-(self._slots - self.used + held) // _SHARE)
+
+    def _offer(self, client: str) -> None:
+        """Put the client's next turn into the queue; a second one would wait there for its share."""
+        turns = self._behind[client]
+        self._queue.push(heapq.heappop(turns)[2])
+        self._offered.add(client)
+        if not turns:
+            del self._behind[client]
+
+    def _withdraw(self, turn: Turn) -> None:
+        if turn.in_queue:
+            self._queue.remove(turn)
+            self._offered.discard(turn.client)
+        else:
+            turns = [entry for entry in self._behind.pop(turn.client) if entry[2] is not turn]
+            if turns:
+                heapq.heapify(turns)
+                self._behind[turn.client] = turns
+        self._admit()
+
+
+class Threads:
+    """Runs functions on at most ``count`` threads of its own, by turns.
+
+    A running thread cannot be cancelled: its slot is given back when the function has returned, while the
+    caller is gone at once. Work that takes long is therefore run in pieces, one turn each.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self.turns = Turns(count)
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], T], client: str = "", *, size: int = 1, priority: int = 0) -> T:
+        """Return the result of ``work``, which runs in the context of the caller."""
+        await self.turns.take(client, size=size, priority=priority)
+        try:
+            # With the context of the request, for its spans.
+            run = partial(copy_context().run, work)
+            running = asyncio.get_running_loop().run_in_executor(self._executor, run)
+        except BaseException:
+            self.turns.give(client)
+            raise
+        running.add_done_callback(lambda _: self.turns.give(client))
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        """Let the threads end behind the work that they are at."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

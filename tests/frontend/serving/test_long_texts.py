@@ -1,0 +1,89 @@
+"""Very long texts: the same prompts as on a thread, by processes that end with their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from benchmarks.proc import children
+
+from tessera.errors import DeadlineExceeded, InvalidInput
+from tessera.frontend.request import EmbeddingsRequest, Input
+from tessera.frontend.serving.dispatch import Call
+from tessera.frontend.serving.long_texts import LongTexts
+from tessera.frontend.serving.prompts import Prompter
+from tessera.models import open_model
+from tessera.models.base import Prompt, Role, Truncate
+from tessera.tasks import Deadline
+from tests.rpc.conftest import until
+
+LONG = "na\u0301ive words, and no end of them "
+"""Of them 10,000 are longer than what threads tokenise."""
+
+
+@pytest.fixture
+async def prompter(checkpoint: Path) -> AsyncIterator[Prompter]:
+    model = open_model(checkpoint)
+    long_texts = LongTexts(checkpoint, {}, max_tokens=model.max_tokens, seconds=120.0)
+    yield Prompter(model, model.max_tokens, long_texts)
+    await long_texts.close()
+
+
+def call(client: str = "", seconds: float = 120.0) -> Call:
+    return Call(request_id="1", deadline=Deadline.after(seconds), client=client)
+
+
+def texts(*parts: str, truncate: Truncate = Truncate.END) -> EmbeddingsRequest:
+    inputs = tuple(
+        Input.of(parts=(part,), role=Role.NONE, param=f"input[{at}]") for at, part in enumerate(parts)
+    )
+    return EmbeddingsRequest(inputs=inputs, truncate=truncate)
+
+
+async def test_prompts_are_those_of_threads(prompter: Prompter, checkpoint: Path) -> None:
+    model = open_model(checkpoint)
+    plain = Prompter(model, model.max_tokens)
+    given = [LONG * 10_000, "short", LONG * 200, "e\u0301" * 200_000, "\ud800" * 300_000, "x" * 65_536]
+    for truncate in Truncate:
+        request = texts(*given, truncate=truncate)
+        nothing = [()] * len(given)
+        expected = await plain.build(request, nothing, call())
+        for want, got in zip(expected, await prompter.build(request, nothing, call()), strict=True):
+            assert type(want) is type(got)
+            if isinstance(want, Prompt) and isinstance(got, Prompt):
+                assert want.tokens.tolist() == got.tokens.tolist()
+                assert (want.image_tokens, want.truncated) == (got.image_tokens, got.truncated)
+            elif isinstance(want, InvalidInput) and isinstance(got, InvalidInput):
+                assert (want.message, want.param) == (got.message, got.param)
+
+
+async def test_late_and_cancelled_texts_end_their_processes(prompter: Prompter, checkpoint: Path) -> None:
+    slow = texts("e\u0301" * 1_900_000, "after")
+    await prompter.build(texts(LONG * 10_000), [()], call())
+    long_texts = prompter.long_texts
+    assert long_texts is not None
+    with pytest.raises(DeadlineExceeded):
+        await prompter.build(slow, [(), ()], call("alice", seconds=0.3))
+    gone = [asyncio.create_task(prompter.build(slow, [(), ()], call("alice"))) for _ in range(8)]
+    await until(lambda: long_texts.turns.used == 1 and long_texts.turns.waiting == 7, 60.0)
+    # A key has one process of few; another key's text has the next one.
+    await prompter.build(texts(LONG * 10_000), [()], call("bob"))
+    assert not any(task.done() for task in gone)
+    for task in gone:
+        task.cancel()
+    await asyncio.wait(gone)
+    await until(lambda: not (long_texts.turns.used or long_texts.turns.waiting), 60.0)
+    (prompt,) = await prompter.build(texts(LONG * 10_000), [()], call("alice"))
+    assert isinstance(prompt, Prompt)
+
+
+async def test_processes_end_when_they_are_closed(prompter: Prompter) -> None:
+    before = set(children(os.getpid()))
+    await prompter.build(texts(LONG * 10_000), [()], call())
+    assert set(children(os.getpid())) - before
+    assert prompter.long_texts is not None
+    await prompter.long_texts.close()
+    assert set(children(os.getpid())) <= before
