@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -129,18 +129,23 @@ class RowKind(StrEnum):
     VISION = "vision"
 
 
+ScoreActivation = Literal["sigmoid", "identity"]
+"""What makes the score of a logit that clients are told, unless they ask for the logit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The rows that an input becomes: float32, ``width`` wide (1 for a score).
 
     ``unit_length`` says that a row is scaled to length 1 before anybody sees it, ``pooling`` how rows are
-    made of the tokens' states; None where the family does not say.
+    made of the tokens' states; None where the family does not say. ``activation`` is of scores.
     """
 
     kind: OutputKind
     width: int
     unit_length: bool = True
     pooling: Pooling | None = None
+    activation: ScoreActivation = "sigmoid"
 
     def rows(self, tokens: int) -> int:
         """How many rows an input of so many tokens becomes, known before any work is done."""
