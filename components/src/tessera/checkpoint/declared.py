@@ -125,9 +125,10 @@ class Declared:
     ``modules`` are the types in ``modules.json`` by their last component, empty without that file.
     ``steps`` follow pooling, or change each token's row where ``of_tokens`` is true. ``max_tokens`` is the
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
-    ``prompts`` are those of the file, by name, and no others. ``activation`` is of scores, by the precedence
-    of a cross-encoder, and ``labels`` how many a head has. ``adapter`` is PEFT's file. ``files`` are all
-    that were read, and those that hold modules' weights, by their place in the directory.
+    ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
+    and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
+    a head has. ``adapter`` is PEFT's file. ``files`` are all that were read, and those that hold modules'
+    weights, by their place in the directory.
     """
 
     directory: Path
@@ -141,6 +142,7 @@ class Declared:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     task: Task | None = None
+    task_key: str = ""
     causal: bool | None = None
     activation: Activation | None = None
     labels: int | None = None
@@ -193,6 +195,7 @@ def read_declared(directory: Path) -> Declared:
     prompts, default = _prompts(general)
     adapter = directory / ADAPTER_FILE
     labels = _labels(config)
+    task, task_key = _task(config, general, transformer, modules)
     return Declared(
         directory=directory,
         modules=tuple(modules.names),
@@ -204,7 +207,8 @@ def read_declared(directory: Path) -> Declared:
         lower_case=transformer.flag("do_lower_case", False),
         prompts=prompts,
         default_prompt=default,
-        task=_task(config, general, transformer, modules),
+        task=task,
+        task_key=task_key,
         causal=config.flag("is_causal") if config.has("is_causal") else None,
         activation=_score_activation(config, general),
         labels=labels,
@@ -233,6 +237,7 @@ class _Modules:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.path = directory / MODULES_FILE
         self.names: list[str] = []
         self.folders: list[str] = []
         self.pooling: Pooling | None = None
@@ -423,27 +428,30 @@ def _prompts(general: Section) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def _task(config: Section, general: Section, transformer: Section, modules: _Modules) -> Task | None:
-    """Return the task: by ``model_type``, then by the modules, then by the architecture."""
-    kind = transformer.string("transformer_task", "")
+def _task(
+    config: Section, general: Section, transformer: Section, modules: _Modules
+) -> tuple[Task | None, str]:
+    """Return the task and where it stands: by ``model_type``, by the modules, or by the architecture."""
     if general.has("model_type"):
         task = _TASKS[general.string("model_type", among=tuple(_TASKS))]
         # Written beside modules that pool nothing, too.
         if task != "embed" or modules.pooling is not None:
-            return task
-    if modules.logit_score is not None or kind == "sequence-classification":
-        return "score"
-    if modules.sparse:
-        return "sparse"
-    if modules.pooling is not None:
-        return "embed"
-    if modules.of_tokens:
-        return "tokens"
+            return task, f"{general.path}: model_type"
+    if transformer.string("transformer_task", "") == "sequence-classification":
+        return "score", f"{transformer.path}: transformer_task"
+    for task, declares in (
+        ("score", modules.logit_score is not None),
+        ("sparse", modules.sparse),
+        ("embed", modules.pooling is not None),
+        ("tokens", modules.of_tokens),
+    ):
+        if declares:
+            return task, f"{modules.path}: type"
     architectures = config.values.get("architectures")
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if architecture.endswith("ForSequenceClassification"):
-        return "score"
-    return "tokens" if architecture == "HF_ColBERT" else None
+        return "score", f"{config.path}: architectures"
+    return ("tokens", f"{config.path}: architectures") if architecture == "HF_ColBERT" else (None, "")
 
 
 def _files(directory: Path, modules: _Modules) -> tuple[str, ...]:

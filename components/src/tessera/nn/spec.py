@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tessera.checkpoint.declared import Dense, LayerNorm, Step
+
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
 """The names that configurations use. ``gelu`` is the exact form; the next two are both the tanh form."""
 
@@ -166,6 +168,9 @@ class TextSpec:
     ``levels`` is how many of the first layers take vision rows of their own behind them (DeepStack): a
     vision row is then ``(1 + levels) * hidden`` wide. With ``final_norm`` false the output is the last
     layer's. ``head`` is a product behind the pooling: a score, or a projection of each vector.
+
+    ``besides`` are further ways of pooling, whose rows stand behind those of ``pooling``. ``steps`` follow,
+    as the checkpoint declares them in files of their own, and ``cut`` is how many numbers of a row stay.
     """
 
     vocab_size: int
@@ -176,11 +181,22 @@ class TextSpec:
     levels: int = 0
     final_norm: bool = True
     head: HeadSpec | None = None
+    besides: tuple[Pooling, ...] = ()
+    steps: tuple[Step, ...] = ()
+    cut: int | None = None
 
     @property
     def width(self) -> int:
         """Numbers in a row of the output."""
-        return self.layer.hidden if self.head is None else self.head.width
+        if self.cut is not None:
+            return self.cut
+        products = [step.width for step in self.steps if isinstance(step, Dense)]
+        return products[-1] if products else self.pooled_width
+
+    @property
+    def pooled_width(self) -> int:
+        """Numbers in a row before the steps."""
+        return (1 + len(self.besides)) * (self.layer.hidden if self.head is None else self.head.width)
 
     @property
     def row_width(self) -> int:
@@ -200,9 +216,24 @@ class TextSpec:
                 shapes["head.bias"] = (self.head.width,)
         return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
+    def step_shapes(self) -> list[Shapes]:
+        """The tensors of each step by their names in its own file."""
+        return [_step_shapes(step) for step in self.steps]
+
     def activations(self, tokens: int) -> int:
         """Elements alive at the widest point of so many tokens, beside the weights."""
         return tokens * (self.layer.activations() + self.levels * self.layer.hidden)
+
+
+def _step_shapes(step: Step) -> Shapes:
+    if isinstance(step, LayerNorm):
+        return norm_shapes("norm", step.width)
+    if not isinstance(step, Dense):
+        return {}
+    shapes = linear_shapes("linear", step.inner, step.width, bias=step.bias)
+    if step.residual and step.inner != step.width:
+        shapes |= linear_shapes("residual", step.inner, step.width, bias=False)
+    return shapes
 
 
 _NO_ROPE: Final = RopeSpec(theta=1.0)

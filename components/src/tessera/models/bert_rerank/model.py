@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tessera.models.base import Family
 from tessera.models.bert.model import Bert
-from tessera.models.encoder.pairs import CrossEncoder, PairOptions
+from tessera.models.encoder.model import PairOptions
+from tessera.models.encoder.pairs import CrossEncoder
 from tessera.models.options import OptionsFamily
 
 

@@ -6,14 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
-from tessera.checkpoint.declared import CONFIG_FILE, Declared, PoolingMode
 from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError
 from tessera.models.decoder import refuse_flags
 from tessera.nn.spec import Activation, EncoderSpec, HeadSpec, LayerSpec, Pooling
 
 _ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
-_POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 
 
 def read_encoder(config: Section, *, pooling: Pooling, head: HeadSpec | None = None) -> EncoderSpec:
@@ -46,37 +43,6 @@ def read_encoder(config: Section, *, pooling: Pooling, head: HeadSpec | None = N
         positions=config.integer("max_position_embeddings", 512),
         types=config.integer("type_vocab_size", 2),
     )
-
-
-def pooling_of(declared: Declared, default: PoolingMode) -> Pooling:
-    """Return the declared pooling; raises ``CheckpointError`` for one that there is not."""
-    if declared.pooling is None:
-        return _POOLINGS[default]
-    modes = declared.pooling.modes
-    if len(modes) > 1 or modes[0] not in _POOLINGS:
-        known = ", ".join(_POOLINGS)
-        raise CheckpointError(f"{declared.pooling.file}: pooling {' and '.join(modes)} is none of {known}")
-    if not declared.pooling.include_prompt:
-        raise CheckpointError(f"{declared.pooling.file}: include_prompt is false, which is not supported")
-    return _POOLINGS[modes[0]]
-
-
-def refuse_declared(declared: Declared, task: str) -> None:
-    """Raise ``CheckpointError`` for what is declared of vectors and scores and is not computed here."""
-    place = declared.directory
-    if declared.task not in (None, task):
-        raise CheckpointError(f"{place}: declares the task {declared.task}; this family does {task}")
-    if declared.dense or len(declared.steps) > 1 or (declared.steps and declared.normalize is False):
-        names = ", ".join(type(step).__name__ for step in declared.steps)
-        raise CheckpointError(
-            f"{place / 'modules.json'}: modules behind pooling that are not served: {names}"
-        )
-    if declared.adapter is not None:
-        raise CheckpointError(
-            f"{declared.adapter}: adapters of this family are not merged; merge them before"
-        )
-    if declared.causal:
-        raise CheckpointError(f"{place / CONFIG_FILE}: is_causal is true, and this is an encoder")
 
 
 class Names:

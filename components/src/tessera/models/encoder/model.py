@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.declared import Declared, read_declared
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import ConfigError
 from tessera.models.base import Content, ImagePlan, Int32Array, Role
-from tessera.models.encoder.config import Names, pooling_of, read_encoder, refuse_declared
+from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.stages import StageModule
 from tessera.models.tower import CONFIG_FILE, TowerModel
-from tessera.nn.spec import EncoderSpec
+from tessera.nn.spec import EncoderSpec, Pooling
 
 MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
 
@@ -35,6 +35,16 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: MaxTokens = 8_192
 
 
+class PairOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``activation`` makes the score of a logit; ``max_tokens`` bounds one pair."""
+
+    activation: Literal["declared", "sigmoid", "identity"] = "declared"
+    max_tokens: MaxTokens = 8_192
+
+
+_POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+
+
 class EncoderModel(TowerModel):
     """Base of encoders; an input is a first token, a prompt with the texts, and a last token.
 
@@ -42,6 +52,7 @@ class EncoderModel(TowerModel):
     may stand before the names of tensors, and ``head_names`` what a head's products are called.
     """
 
+    lowers_case = True
     first: ClassVar[str]
     last: ClassVar[str]
     stems: ClassVar[tuple[str, ...]]
@@ -49,45 +60,28 @@ class EncoderModel(TowerModel):
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        refuse_declared(declared, "embed")
-        text = read_encoder(config, pooling=pooling_of(declared, options.pooling))
-        self._open(path, config, text, declared, options, options.max_tokens)
-        self._prefixes = {
-            Role.QUERY: _first(declared.query_prompt, options.query_prompt),
-            Role.PASSAGE: _first(declared.document_prompt, options.document_prompt),
-            Role.NONE: declared.prompts.get(declared.default_prompt or "", ""),
-        }
+        config = Section.read(path / CONFIG_FILE)
+        self._open(config, read_encoder(config, pooling=_POOLINGS[options.pooling]), options)
+        assumed = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt, Role.NONE: ""}
+        self._prompts = role_prompts(self.declared, assumed)
+        check_prompts(self.declared, self._prompts)
 
-    def _open(
-        self,
-        path: Path,
-        config: Section,
-        text: EncoderSpec,
-        declared: Declared,
-        options: msgspec.Struct,
-        max_tokens: int,
-    ) -> None:
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=declared.lower_case)
-        self._spec, self._declared = text, declared
-        places = text.positions - self.read_offset(config)
-        bound = min(max_tokens, places, declared.max_tokens or places)
-        TowerModel.__init__(self, path, text, tokenizer, options, max_tokens=bound, dimensions=frozenset())
+    def _open(self, config: Section, text: EncoderSpec, options: Options | PairOptions) -> None:
+        path, lower_case = config.path.parent, read_declared(config.path.parent).lower_case
+        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
+        self._types = text.types
+        most = min(options.max_tokens, text.positions - self.unused_positions(config))
+        TowerModel.__init__(self, path, text, tokenizer, options, max_tokens=most, dimensions=frozenset())
         self._first = tokenizer.id_of(token_name(path, "cls_token", self.first))
         self._last = tokenizer.id_of(token_name(path, "sep_token", self.last))
 
-    def read_offset(self, config: Section) -> int:
+    def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has."""
         return 0
 
-    @cached_property
-    def files(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The fingerprinted files, with those that declare something."""
-        return (*TowerModel.files, *self._declared.files)
-
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The role's prompt and the texts, joined as they are, between the two tokens."""
-        return [self._first, Run(self._prefixes[content.role], "".join(texts_of(content))), self._last]
+        return [self._first, Run(self._prompts[content.role], "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         """int32 ``[2, tokens]``: the row of each token among the positions, and its type."""
@@ -111,7 +105,3 @@ class EncoderModel(TowerModel):
     ) -> StageModule:
         """Raises ``ConfigError``: nothing is compiled of learned positions and token types."""
         raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
-
-
-def _first(declared: str | None, default: str) -> str:
-    return default if declared is None else declared

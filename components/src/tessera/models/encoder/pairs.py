@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
 import numpy as np
 
-from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import Section
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Content, Int32Array, Output, OutputKind, PairLimits, Prompt, ScoreActivation
-from tessera.models.encoder.config import read_encoder, refuse_declared
-from tessera.models.encoder.model import EncoderModel, MaxTokens
+from tessera.models.encoder.config import read_encoder
+from tessera.models.encoder.model import EncoderModel, PairOptions
 from tessera.models.prompts import Run, Segment, refuse_unless_truncating, shorten, side_text, texts_of
 from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import HeadSpec
 
 if TYPE_CHECKING:
     from tessera.models.base import PairModel
-
-
-class PairOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``activation`` makes the score of a logit; ``max_tokens`` bounds one pair."""
-
-    activation: Literal["declared", "sigmoid", "identity"] = "declared"
-    max_tokens: MaxTokens = 8_192
 
 
 class CrossEncoder(EncoderModel):
@@ -43,23 +34,25 @@ class CrossEncoder(EncoderModel):
 
     def __init__(self, path: Path, options: PairOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        refuse_declared(declared, "score")
-        if declared.labels != 1:
-            raise config.error("id2label", f"must have one label, a score; it has {declared.labels or 2}")
-        self._activation = declared.activation or "sigmoid"
-        if options.activation != "declared":
-            self._activation = options.activation
-        if self._activation not in ("sigmoid", "identity"):
-            raise CheckpointError(f"{path}: the activation {self._activation} of scores is not supported")
+        config = Section.read(path / CONFIG_FILE)
         text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True))
-        self._open(path, config, text, declared, options, options.max_tokens)
+        self._open(config, text, options)
+        if self.declared.labels != 1:
+            raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
+        declared = self.declared.activation or "sigmoid"
+        activation = declared if options.activation == "declared" else options.activation
+        if activation not in ("sigmoid", "identity"):
+            raise CheckpointError(f"{path}: declares the activation {activation} of scores, not supported")
+        self._activation: ScoreActivation = activation
 
     @cached_property
     def output(self) -> Output:
-        activation: ScoreActivation = "identity" if self._activation == "identity" else "sigmoid"
         return Output(
-            kind=self.kind, width=1, unit_length=False, pooling=self.text.pooling, activation=activation
+            kind=self.kind,
+            width=1,
+            unit_length=False,
+            pooling=self.text.pooling,
+            activation=self._activation,
         )
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
@@ -68,7 +61,7 @@ class CrossEncoder(EncoderModel):
 
     def types(self, tokens: Int32Array) -> Int32Array:
         """int32 ``[tokens]``: 1 behind the query's last token, where sides have types."""
-        if not self.typed or self._spec.types == 1:
+        if not self.typed or self._types == 1:
             return super().types(tokens)
         ends = tokens == self._last
         types: Int32Array = (np.cumsum(ends, dtype=np.int32) > ends).astype(np.int32)

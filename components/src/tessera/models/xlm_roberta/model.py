@@ -18,7 +18,7 @@ class XlmRoberta(EncoderModel):
     first, last = "<s>", "</s>"
     stems = ("roberta.", "xlm-roberta.")
 
-    def read_offset(self, config: Section) -> int:
+    def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has: those up to padding's."""
         self._pad = config.integer("pad_token_id", 1, at_least=0)
         return self._pad + 1

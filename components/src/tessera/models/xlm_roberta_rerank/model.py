@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tessera.models.base import Family
-from tessera.models.encoder.pairs import CrossEncoder, PairOptions
+from tessera.models.encoder.model import PairOptions
+from tessera.models.encoder.pairs import CrossEncoder
 from tessera.models.options import OptionsFamily
 from tessera.models.xlm_roberta.model import XlmRoberta
 
