@@ -233,9 +233,9 @@ def test_a_part_of_something_else_is_not_served(hub: LocalHub, tmp_path: Path) -
 
 @pytest.mark.service
 def test_an_unknown_family_is_refused_before_its_weights_are_fetched(hub: LocalHub, tmp_path: Path) -> None:
-    hub.files["config.json"] = b'{"model_type": "bert"}'
+    hub.files["config.json"] = b'{"model_type": "t5"}'
     said = run(hub, tmp_path)
-    assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 'bert' is none of" in said.error
+    assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 't5' is none of" in said.error
     assert hub.sent.keys() == {"config.json"}
     # Engines are built of the same names.
     build = ["build", "--stage", "text", "--flavour", "aoti", "--out", str(tmp_path / "engine")]

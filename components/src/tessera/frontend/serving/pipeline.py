@@ -89,7 +89,7 @@ class Scores:
     request_id: str
     values: npt.NDArray[np.float32]
     kind: OutputKind
-    activation: ScoreActivation
+    activation: ScoreActivation = "sigmoid"
     usage: Usage
     image_pixels: int
     timings: wire.Timings

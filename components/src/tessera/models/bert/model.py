@@ -22,6 +22,7 @@ FAMILY: Family = OptionsFamily(
     hub_models=(
         "sentence-transformers/all-MiniLM-L6-v2",
         "BAAI/bge-base-en-v1.5",
+        "intfloat/e5-base-v2",
         "intfloat/multilingual-e5-small",
     ),
     options=Options,

@@ -36,7 +36,11 @@ class XlmRoberta(EncoderModel):
 FAMILY: Family = OptionsFamily(
     name=XlmRoberta.family,
     model_types=("xlm-roberta", "roberta"),
-    hub_models=("BAAI/bge-m3", "intfloat/multilingual-e5-large", "Snowflake/snowflake-arctic-embed-l-v2.0"),
+    hub_models=(
+        "intfloat/multilingual-e5-base",
+        "intfloat/multilingual-e5-large",
+        "Snowflake/snowflake-arctic-embed-l-v2.0",
+    ),
     options=Options,
     opened=XlmRoberta,
     architectures=("XLMRobertaModel", "XLMRobertaForMaskedLM", "RobertaModel", "RobertaForMaskedLM"),
