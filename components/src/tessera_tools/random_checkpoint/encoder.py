@@ -11,10 +11,11 @@ from typing import Any, Final
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
-from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.spec import Sizes, declared_json
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _Shapes = dict[str, tuple[int, ...]]
+_PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,14 @@ class EncoderSpec:
     activation: str | None = None
     shards: int = 1
 
-    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
-        """The JSON files by name."""
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        """The JSON files by name; an embedder declares the mean, and E5's prompts."""
         pieces = unigram(self.vocab_size) if self.roberta else word_piece(self.vocab_size)
         return {
             CONFIG_FILE: self._config(dtype),
             TOKENIZER_FILE: pieces,
             TOKENIZER_CONFIG_FILE: self._tokenizer_config(),
+            **({} if self.scores else declared_json("mean_tokens", self.hidden, prompts=_PROMPTS)),
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:

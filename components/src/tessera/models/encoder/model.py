@@ -27,7 +27,10 @@ MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``pooling`` and prompts are for a checkpoint that declares none; ``max_tokens`` bounds one input."""
+    """``pooling`` is for a checkpoint that declares none; prompts that are not empty win over declared ones.
+
+    ``max_tokens`` bounds one input.
+    """
 
     pooling: Literal["mean", "cls", "lasttoken"] = "mean"
     query_prompt: str = ""
@@ -62,8 +65,9 @@ class EncoderModel(TowerModel):
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         self._open(config, read_encoder(config, pooling=_POOLINGS[options.pooling]), options)
-        assumed = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt, Role.NONE: ""}
-        self._prompts = role_prompts(self.declared, assumed)
+        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
+        self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
         check_prompts(self.declared, self._prompts)
 
     def _open(self, config: Section, text: EncoderSpec, options: Options | PairOptions) -> None:
