@@ -14,7 +14,7 @@ from tessera.checkpoint.declared import (
     LayerNorm,
     LogitScore,
     Normalize,
-    module_folders,
+    module_files,
     read_declared,
 )
 from tessera.errors import CheckpointError
@@ -115,7 +115,13 @@ def test_steps_behind_pooling_keep_their_order(tmp_path: Path) -> None:
         "modules.json",
         *(f"{name}/config.json" for name in ("1_Pooling", "2_Dense", "3_LayerNorm")),
     }
-    assert module_folders(tmp_path) == ["1_Pooling", "2_Dense", "3_LayerNorm", "4"]
+    assert module_files(tmp_path) == [
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "3_LayerNorm/config.json",
+        "3_LayerNorm/model.safetensors",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
+from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.errors import CheckpointError
 
 CONFIG_FILE: Final = "config.json"
@@ -226,12 +227,17 @@ def read_declared(directory: Path) -> Declared:
     )
 
 
-def module_folders(directory: Path) -> list[str]:
-    """Return the folders that ``modules.json`` names below the directory, for a download.
+def module_files(directory: Path) -> list[str]:
+    """Return the files below the directory that the modules in ``modules.json`` need, for a download.
 
-    Raises ``CheckpointError`` for one outside it.
+    Raises ``CheckpointError`` for a path outside the directory.
     """
-    return sorted({folder for _, folder, _ in _entries(directory) if folder})
+    files: list[str] = []
+    for name, folder, _ in _entries(directory):
+        if folder and name in _MODULES and name not in _WITHOUT_FILE:
+            files.append(f"{folder}/{CONFIG_FILE}")
+            files += [f"{folder}/{SINGLE_FILE}"] if name in _WITH_WEIGHTS else []
+    return files
 
 
 class _Modules:
@@ -297,6 +303,7 @@ class _Modules:
 
 # Without parameters: their folders may be missing.
 _WITHOUT_FILE: Final = ("Transformer", "Normalize", "SpladePooling", "MultiVectorMask")
+_WITH_WEIGHTS: Final = ("Dense", "LayerNorm")
 _MODULES: Final = (*_WITHOUT_FILE, "Pooling", "Dense", "LayerNorm", "LogitScore")
 
 
@@ -462,5 +469,5 @@ def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, .
     if modules.names or general.has("activation_fn") or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
-        names += (f"{folder}/{CONFIG_FILE}", f"{folder}/model.safetensors")
+        names += (f"{folder}/{CONFIG_FILE}", f"{folder}/{SINGLE_FILE}")
     return tuple(sorted(name for name in set(names) if (directory / name).exists()))

@@ -24,6 +24,7 @@ from tessera.nn.spec import Pooling
 if TYPE_CHECKING:
     import torch
 
+    from tessera.checkpoint.declared import Declared
     from tessera.errors import InvalidInput
     from tessera.imaging import Picture
 
@@ -441,6 +442,14 @@ class StagedModel(Model, Protocol):
     def image_token_id(self) -> int:
         """The placeholder of a vision row, -1 for a family without images."""
         ...
+
+
+@runtime_checkable
+class DeclaredModel(Model, Protocol):
+    """A model that reads what its checkpoint declares beside its weights."""
+
+    @property
+    def declared(self) -> Declared: ...
 
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)

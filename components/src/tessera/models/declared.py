@@ -21,7 +21,7 @@ from tessera.checkpoint.declared import (
     Task,
 )
 from tessera.errors import CheckpointError
-from tessera.models.base import OutputKind, Role
+from tessera.models.base import DeclaredModel, Model, OutputKind, Role
 from tessera.nn.spec import Pooling, TextSpec
 
 _TASKS: Final[Mapping[OutputKind, Task]] = {
@@ -30,6 +30,20 @@ _TASKS: Final[Mapping[OutputKind, Task]] = {
     OutputKind.TOKENS: "tokens",
 }
 _POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+
+
+def declared_of(model: Model) -> Declared:
+    """Return what the checkpoint of a model declares, nothing for a family from elsewhere that reads none."""
+    return model.declared if isinstance(model, DeclaredModel) else Declared(directory=model.path)
+
+
+def pooling_modes(model: Model) -> list[PoolingMode] | None:
+    """Return the modes of pooling, None for what is not pooled to a vector."""
+    if model.output.kind is not OutputKind.VECTOR:
+        return None
+    if (pooling := declared_of(model).pooling) is not None:
+        return list(pooling.modes)
+    return [mode for mode, own in _POOLINGS.items() if own == model.output.pooling] or None
 
 
 def check_task(declared: Declared, kind: OutputKind, *, family: str) -> None:

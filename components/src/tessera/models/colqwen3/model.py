@@ -88,7 +88,9 @@ class ColQwen3(Qwen3VLBody):
     def stored_text(self) -> TextSpec:
         """The projection has a bias or none, as its files have it."""
         assert self.text.head is not None
-        stored = (tensor.name for file in weight_files(self.path) for tensor in file.tensors)
+        stored = (
+            tensor.name for file in weight_files(self.path, lambda name: False) for tensor in file.tensors
+        )
         if any(stored_name(name) == f"{_HEAD}bias" for name in stored):
             return self.text
         return replace(self.text, head=replace(self.text.head, bias=False))

@@ -83,7 +83,7 @@ def template(task: str) -> str:
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
-    if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
+    if (config.values.get("architectures") or _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
     return read_text(config, theta=_DEFAULT_THETA, sections=False)
 
