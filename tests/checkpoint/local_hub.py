@@ -59,9 +59,14 @@ class LocalHub:
         self.sent.clear()
         self.resumed.clear()
 
-    def listing(self) -> list[dict[str, object]]:
-        entries: list[dict[str, object]] = [{"type": "directory", "path": "onnx", "oid": "00" * 20}]
+    def listing(self, folder: str) -> list[dict[str, object]]:
+        """What a folder holds, "" being the top."""
+        entries: list[dict[str, object]] = (
+            [] if folder else [{"type": "directory", "path": "onnx", "oid": "00" * 20}]
+        )
         for name, content in self.files.items():
+            if name.rpartition("/")[0] != folder:
+                continue
             entry: dict[str, object] = {
                 "type": "file",
                 "path": name,
@@ -84,7 +89,11 @@ def etag(name: str, content: bytes) -> str:
 
 def files_of(directory: Path) -> dict[str, bytes]:
     """A checkpoint as a hub has it: with what no service needs, some of which could be run."""
-    files = {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+    files = {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
     return files | {
         "README.md": b"# A model",
         "modeling_some.py": b"raise SystemExit('this was run')",
@@ -110,8 +119,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(401, {"X-Error-Message": f"not with {self.headers.get('authorization')}"})
         elif found := re.fullmatch(rf"/api/models/{REPOSITORY}/revision/([^?]+)(\?.*)?", self.path):
             self._revision(found[1])
-        elif found := re.fullmatch(rf"/api/models/{REPOSITORY}/tree/(\w+)(\?.*)?", self.path):
-            self._json(hub.listing())
+        elif found := re.fullmatch(rf"/api/models/{REPOSITORY}/tree/(\w+)(?:/([^?]+))?(\?.*)?", self.path):
+            if entries := hub.listing(found[2] or ""):
+                self._json(entries)
+            else:
+                self._say(404, {"X-Error-Code": "EntryNotFound"})
         elif found := re.fullmatch(rf"/{REPOSITORY}/resolve/(\w+)/([^?]+)", self.path):
             if hub.stores and found[2].endswith(".safetensors"):
                 self._elsewhere(found[1], found[2])

@@ -17,7 +17,10 @@ import pytest
 
 from tessera.checkpoint.source import HubModel, Source, find
 from tessera.errors import ConfigError
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
+from tests.models.declaring import Module, declare, dense
 
 TOKEN = "hf_notToBeSeenAnywhere"
 NEEDED = {
@@ -91,6 +94,32 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
     hub.forget()
     assert run(hub, tmp_path, f"{REPOSITORY}@{COMMIT}").source["directory"] == str(folder)
     assert not hub.asked
+
+
+@pytest.mark.service
+def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "base", TINY)
+    pooling = Module("Pooling", {"pooling_mode": "mean"})
+    modules = (pooling, dense(TINY.hidden, 16), Module("Normalize"))
+    files = files_of(declare(tmp_path / "base", tmp_path / "declared", *modules))
+    needed = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    cache = tmp_path / "cache"
+    with local_hub(files | {"2_Dense/pytorch_model.bin": b"never fetched"}) as hub:
+        said = run(hub, cache)
+        folder = Path(said.source["directory"])
+        assert all((folder / name).read_bytes() == files[name] for name in needed)
+        assert "2_Dense/pytorch_model.bin" not in hub.sent
+        hub.forget()
+        assert run(hub, cache).source == said.source
+        assert not hub.sent
+        # A copy from before these files were downloaded lacks some.
+        (folder / needed[1]).unlink()
+        assert "has no whole copy" in run(hub, cache, HF_HUB_OFFLINE="1").error
+        assert run(hub, cache).source == said.source
+        assert hub.sent.keys() <= {needed[1]}
+        del hub.files[needed[3]]
+        error = run(hub, tmp_path / "another").error
+        assert f"modules.json needs {needed[3]}, which the hub does not have" in error
 
 
 def largest(paths: Iterable[Path]) -> int:
@@ -233,9 +262,9 @@ def test_a_part_of_something_else_is_not_served(hub: LocalHub, tmp_path: Path) -
 
 @pytest.mark.service
 def test_an_unknown_family_is_refused_before_its_weights_are_fetched(hub: LocalHub, tmp_path: Path) -> None:
-    hub.files["config.json"] = b'{"model_type": "bert"}'
+    hub.files["config.json"] = b'{"model_type": "t5"}'
     said = run(hub, tmp_path)
-    assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 'bert' is none of" in said.error
+    assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 't5' is none of" in said.error
     assert hub.sent.keys() == {"config.json"}
     # Engines are built of the same names.
     build = ["build", "--stage", "text", "--flavour", "aoti", "--out", str(tmp_path / "engine")]

@@ -123,6 +123,8 @@ def test_everything_that_is_said_names_the_models(models: Several) -> None:
     cards = httpx.get(f"{models.url}/v1/models").json()["data"]
     assert [card["id"] for card in cards] == [PICTURES, TEXTS, RERANKER]
     assert [card["task"] for card in cards] == ["embed", "embed", "classify"]
+    assert [card["pooling"] for card in cards] == [["mean"], ["lasttoken"], None]
+    assert sorted(cards[1]["prompts"]) == ["document", "query"] and not cards[0]["prompts"]
     assert "/v1/ranking" in cards[2]["routes"] and "/v1/ranking" not in cards[0]["routes"]
     assert httpx.get(f"{models.url}/v1/models/ORG/pictures_v1").json()["id"] == PICTURES
     health = httpx.get(f"{models.url}/health").json()

@@ -20,6 +20,7 @@ from tests.references.carry import ALL
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 NAMES = ("llama_nemotron_rerank", "llama_nemotron_rerank_vl", "llama_nemotron_colembed_vl", "colqwen3")
+ENCODERS = ("bert", "xlm_roberta", "bert_rerank", "xlm_roberta_rerank")
 PROFILE = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384))
 KINDS = ("graphs", "plain", "fp8", "aoti")
 # Of logits, as shares of their deviation: in bfloat16 0.0246 at most on an H200, the same from all three
@@ -56,8 +57,11 @@ def settings(kind: str, model: Model, folder: Path) -> EngineSettings:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+# Nothing is compiled of encoders.
+CASES = [(name, kind) for name in (*NAMES, *ENCODERS) for kind in KINDS if name in NAMES or kind != "aoti"]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_outputs(name: str, kind: str, folder: Path) -> None:
     carried = ALL[name]
     model = open_model(carried.checkpoint(folder))

@@ -10,6 +10,8 @@ import pytest
 
 from tessera.models import families
 from tessera.models.colqwen3.model import Options as ColQwen3Options
+from tessera.models.encoder.model import Options as EncoderOptions
+from tessera.models.encoder.model import PairOptions
 from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
@@ -31,13 +33,17 @@ def test_every_family_is_described() -> None:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
+        ("bert", EncoderOptions),
+        ("bert_rerank", PairOptions),
         ("colqwen3", ColQwen3Options),
         ("llama_nemotron_rerank", RerankOptions),
         ("qwen3_embedding", EmbeddingOptions),
         ("qwen3_vl_embedding", VLOptions),
+        ("xlm_roberta", EncoderOptions),
+        ("xlm_roberta_rerank", PairOptions),
     ],
 )
 def test_options_and_their_defaults(family: str, options: type[msgspec.Struct]) -> None:
     table = section(family).partition("| option | default | meaning |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.M)
     assert dict(rows) == {field.name: str(field.default) for field in msgspec.structs.fields(options)}

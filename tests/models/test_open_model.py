@@ -15,6 +15,8 @@ from tessera_tools.random_checkpoint.checkpoint import main
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
     built_in = [
+        "bert",
+        "bert_rerank",
         "colqwen3",
         "llama_nemotron_embed",
         "llama_nemotron_rerank",
@@ -23,6 +25,8 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "llama_nemotron_colembed_vl",
         "qwen3_embedding",
         "qwen3_vl_embedding",
+        "xlm_roberta",
+        "xlm_roberta_rerank",
     ]
     assert [family.name for family in families()] == built_in
 
@@ -45,12 +49,18 @@ def test_a_token_that_no_embedding_is_for_is_named(tmp_path: Path, family: str) 
     text = config.get("text_config") or config.get("llm_config") or config
     beyond = text["vocab_size"] + 1000
     path = directory / "tokenizer.json"
-    good = json.loads(path.read_text())
-    good["model"]["vocab"]["Z"] = beyond
+    content = path.read_text()
+    good = json.loads(content)
+    vocab = good["model"]["vocab"]
+    if isinstance(vocab, list):  # the ids of Unigram's pieces are their places
+        good["model"]["vocab"] = [*vocab, *([f"Z{place}", -9.0] for place in range(len(vocab), beyond))]
+        good["model"]["vocab"].append(["Z", -9.0])
+    else:
+        vocab["Z"] = beyond
     path.write_text(json.dumps(good))
     with pytest.raises(CheckpointError, match=f"the token 'Z' has id {beyond}, but vocab_size is"):
         open_model(directory)
-    del good["model"]["vocab"]["Z"]
+    good["model"]["vocab"] = json.loads(content)["model"]["vocab"]
     good["added_tokens"].append({"id": beyond, "content": "<beyond>", "special": True})
     path.write_text(json.dumps(good))
     with pytest.raises(CheckpointError, match=f"the token '<beyond>' has id {beyond}, but vocab_size is"):
@@ -63,7 +73,7 @@ def test_a_token_that_no_embedding_is_for_is_named(tmp_path: Path, family: str) 
         (None, "no such file"),
         ("{", "not valid JSON"),
         ("[]", "must hold a JSON object"),
-        (json.dumps({"model_type": "bert"}), "'bert' is none of"),
+        (json.dumps({"model_type": "t5"}), "'t5' is none of"),
         (json.dumps({}), "None is none of"),
         (
             json.dumps({"model_type": "llama_bidirec", "architectures": ["LlamaForCausalLM"]}),
@@ -85,6 +95,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
         ({"architectures": ["LlamaBidirectionalModel"]}, "llama_nemotron_embed"),
         ({"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "llama_nemotron_rerank"),
         ({}, "llama_nemotron_embed"),
+        ({"model_type": "bert"}, "bert"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert"),
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "bert_rerank"),
+        ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "xlm_roberta"),
+        (
+            {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]},
+            "xlm_roberta_rerank",
+        ),
     ],
 )
 def test_families_of_one_model_type(tmp_path: Path, named: dict[str, object], family: str) -> None:

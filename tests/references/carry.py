@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import RERANK_TINY as BERT_RERANK
+from tessera_tools.random_checkpoint.encoder import ROBERTA_RERANK_TINY, ROBERTA_TINY
+from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_TINY
 from tessera_tools.random_checkpoint.spec import Spec
+from tests.models.bert import cases as encoder
+from tests.models.bert_rerank import cases as cross_encoder
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
@@ -132,6 +137,23 @@ ALL = {
                 width=64,
             ),
             inputs=tuple(colqwen3.CASES),
+        ),
+        # Heads as wide as MiniLM's, and as those of the others.
+        Carried(name="bert", spec=replace(BERT, hidden=128), inputs=tuple(encoder.CASES)),
+        Carried(
+            name="xlm_roberta",
+            spec=replace(ROBERTA_TINY, hidden=256, intermediate=512),
+            inputs=tuple(encoder.CASES),
+        ),
+        Carried(
+            name="bert_rerank",
+            spec=replace(BERT_RERANK, hidden=256, intermediate=512),
+            inputs=tuple(cross_encoder.CASES),
+        ),
+        Carried(
+            name="xlm_roberta_rerank",
+            spec=replace(ROBERTA_RERANK_TINY, hidden=256, intermediate=512),
+            inputs=tuple(cross_encoder.CASES),
         ),
         Carried(name="qwen3_embedding_full", spec=FULL, inputs=tuple(embedding.CASES[:6]), full_size=True),
         Carried(

@@ -16,6 +16,8 @@ import numpy as np
 
 from tessera.models import open_model
 from tessera.models.base import OutputKind
+from tests.models.bert import cases as encoder
+from tests.models.bert_rerank import cases as cross_encoder
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
@@ -27,6 +29,8 @@ from tests.models.running import Given, Pair, batch_of, cosines, vectors
 from tests.references.families import reference_of
 
 _INPUTS: dict[str, Sequence[Given | Pair]] = {
+    "bert": encoder.CASES,
+    "bert_rerank": cross_encoder.CASES,
     "colqwen3": colqwen3.CASES,
     "llama_nemotron_colembed_vl": colembed.CASES,
     "llama_nemotron_rerank": rerank.CASES,
@@ -34,6 +38,8 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "llama_nemotron_embed": llama.CASES,
     "qwen3_embedding": embedding.CASES,
     "qwen3_vl_embedding": list(vl.CASES.values()),
+    "xlm_roberta": encoder.CASES,
+    "xlm_roberta_rerank": cross_encoder.CASES,
 }
 
 

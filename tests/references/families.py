@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
 from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3VLReference
@@ -25,6 +26,8 @@ class Reference(Protocol):
 def reference_of(path: Path) -> Reference:
     """The reference for the checkpoint at ``path``."""
     kinds: dict[str, Callable[[Path], Reference]] = {
+        "BertForSequenceClassification": CrossReference,
+        "BertModel": EncoderReference,
         "ColQwen3": ColQwen3Reference,
         "LlamaBidirectionalForSequenceClassification": RerankReference,
         "LlamaBidirectionalModel": LlamaReference,
@@ -33,5 +36,7 @@ def reference_of(path: Path) -> Reference:
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
+        "XLMRobertaForSequenceClassification": CrossReference,
+        "XLMRobertaModel": EncoderReference,
     }
     return kinds[json.loads((path / "config.json").read_text())["architectures"][0]](path)

@@ -172,7 +172,9 @@ class Embedder:
         values = np.array(given, np.float32)
         # By what the model gave: as probabilities, far logits become equal.
         order = np.argsort(-values, kind="stable")[:top_n]
-        scores = sigmoid(values) if self.model.kind is OutputKind.SCORE and not logits else values
+        kind, activation = self.model.kind, self.model.activation
+        probable = kind is OutputKind.SCORE and activation == "sigmoid" and not logits
+        scores = sigmoid(values) if probable else values
         return [Ranked(int(index), float(scores[index])) for index in order]
 
     def close(self) -> None:

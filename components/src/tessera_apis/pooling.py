@@ -115,7 +115,8 @@ def _check_task(value: Json, served: Served) -> None:
 def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
     rows = result.rows.values
-    if served.output.kind is OutputKind.SCORE and request.normalize:
+    output = served.output
+    if output.kind is OutputKind.SCORE and output.activation == "sigmoid" and request.normalize:
         rows = sigmoid(rows).astype(np.float32)
     values = finished(rows, request, served.output)
     head = {

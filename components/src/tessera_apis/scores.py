@@ -164,10 +164,10 @@ def ranking(
 
 
 def relevance(scores: Scores, *, logits: bool = False) -> npt.NDArray[Floating]:
-    """What clients are told: a reranker's probabilities, unless they ask for its logits; cosines and MaxSims
-    as they are."""
+    """What clients are told: a reranker's probabilities, unless they ask for its logits or the checkpoint
+    declares these as its scores; cosines and MaxSims as they are."""
     values = scores.values
-    if scores.kind is not OutputKind.SCORE or logits:
+    if scores.kind is not OutputKind.SCORE or logits or scores.activation == "identity":
         return values
     return sigmoid(values)
 

@@ -34,7 +34,8 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
         content = path.read_bytes() if path.exists() else b""
         digest.update(f"{name} {path.exists()} {len(content)} ".encode())
         digest.update(content)
-    for file in weight_files(directory):
+    # Loading complains of what is missing.
+    for file in weight_files(directory, lambda name: False):
         digest.update(f"weights {len(file.header)} ".encode())
         digest.update(file.header)
         for sample in _samples(file):

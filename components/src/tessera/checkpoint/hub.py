@@ -39,6 +39,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     CachedRepoTreeNotFoundError,
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -50,6 +51,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
 
 import tessera
+from tessera.checkpoint.declared import MODULES_FILE, module_files
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.source import HubModel, Source, is_commit
 from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, shards
@@ -166,9 +168,9 @@ class _Fetch:
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
         try:
             weights = [SINGLE_FILE] if (folder / SINGLE_FILE).exists() else shards(folder)
+            needed = [*weights, *module_files(folder), *filter(_is_json, names)]
         except CheckpointError:
             return None
-        needed = [*weights, *filter(_is_json, names)]
         return folder if all((folder / name).exists() for name in needed) else None
 
     def _ask(self) -> str:
@@ -201,26 +203,55 @@ class _Fetch:
             most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
             raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
         if all((folder / name).exists() for name in described):
-            weights = self._weights(folder, files)
-            if all((folder / name).exists() for name in weights):
+            needed = [*self._weights(folder, files), *module_files(folder)]
+            if all((folder / name).exists() for name in needed):
                 return folder
         with _locked(self.model.repository):
             # Before gigabytes: whether anybody serves it.
             self._download(commit, [files[_CONFIG]])
             self._recognise(folder)
             self._download(commit, [files[name] for name in described])
+            self._download(commit, self._of_modules(commit, folder))
             weights = self._weights(folder, files)
             self._download(commit, [files[name] for name in weights], said=True)
         return folder
 
-    def _listed(self, commit: str) -> dict[str, RepoFile]:
-        """The files at the top by name; nothing is read from below."""
+    def _of_modules(self, commit: str, folder: Path) -> list[RepoFile]:
+        """Return the files of the modules that ``modules.json`` names, which are in folders of their own."""
+        names = module_files(folder)
+        if len(names) > _MOST_JSON_FILES:
+            raise CheckpointError(
+                f"{self.model}: {MODULES_FILE} names {len(names)} files, which are too many"
+            )
+        files: dict[str, RepoFile] = {}
+        for below in sorted({name.rpartition("/")[0] for name in names}):
+            files |= self._listed(commit, below)
+        for name in names:
+            if name not in files:
+                raise CheckpointError(
+                    f"{self.model}: {MODULES_FILE} needs {name}, which the hub does not have"
+                )
+            if files[name].size > _MOST_JSON_BYTES and _is_json(name):
+                raise CheckpointError(
+                    f"{self.model}: has {name} of {size(files[name].size)}, which is too much"
+                )
+        return [files[name] for name in names]
+
+    def _listed(self, commit: str, below: str = "") -> dict[str, RepoFile]:
+        """The files in one folder by name, at the top unless it is named; nothing is read from below."""
         with _reading():
-            listed = _api().list_repo_tree(self.model.repository, revision=commit)
-            entries = list(islice(listed, _MOST_LISTED + 1))
+            try:
+                listed = _api().list_repo_tree(self.model.repository, below or None, revision=commit)
+                entries = list(islice(listed, _MOST_LISTED + 1))
+            except EntryNotFoundError:
+                return {}
         if len(entries) > _MOST_LISTED:
             raise CheckpointError(f"{self.model}: has more than {_MOST_LISTED} files, so it is no checkpoint")
-        files = {file.path: file for file in entries if isinstance(file, RepoFile) and "/" not in file.path}
+        files = {
+            file.path: file
+            for file in entries
+            if isinstance(file, RepoFile) and file.path.rpartition("/")[0] == below
+        }
         if not all(type(file.size) is int and file.size >= 0 for file in files.values()):
             raise _Malformed("lists files without sizes")
         return files

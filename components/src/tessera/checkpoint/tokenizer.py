@@ -112,13 +112,22 @@ class PlainTokenizer:
     words: WordCache | None
 
     @classmethod
-    def read(cls, directory: Path, *, vocab_size: int) -> PlainTokenizer:
-        """Read ``tokenizer.json``; raises ``CheckpointError`` for what is no tokenizer or too large."""
+    def read(cls, directory: Path, *, vocab_size: int, lower_case: bool = False) -> PlainTokenizer:
+        """Read ``tokenizer.json``; with ``lower_case`` texts become lower case first, whatever it says.
+
+        Raises ``CheckpointError`` for what is no tokenizer or too large.
+        """
         path = directory / TOKENIZER_FILE
         section = Section.read(path)
         added = _added_tokens(path, section.values)
         stripped = {**section.values, "added_tokens": [], "post_processor": None}
         stripped |= {"truncation": None, "padding": None}
+        if (section.values.get("model") or {}).get("type") == "Unigram":
+            stripped["model"] = _without_control(section, added)
+        if lower_case:
+            given = stripped.get("normalizer")
+            steps = [{"type": "Lowercase"}, *([given] if given else [])]
+            stripped["normalizer"] = {"type": "Sequence", "normalizers": steps}
         try:
             tokenizer = Tokenizer.from_str(json.dumps(stripped))
         except Exception as error:  # the binding raises bare Exception
@@ -193,6 +202,21 @@ def token_name(directory: Path, key: str, default: str) -> str:
     if isinstance(settings.values.get(key), dict):
         return settings.section(key).string("content")
     return settings.string(key, default)
+
+
+def _without_control(section: Section, added: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the model of a ``tokenizer.json`` in whose texts no added token is looked for.
+
+    Unigram's vocabulary has the control tokens, with the best score of all, and so would make them of a
+    text that spells them. Pieces have no space, so that one with a space occurs in no text.
+    """
+    model = section.section("model").values
+    pieces = model.get("vocab")
+    if not isinstance(pieces, list) or not all(isinstance(entry, list) and entry for entry in pieces):
+        raise section.error("model.vocab", "must be a list of pieces with their scores")
+    controls = {name for name, token in added.items() if token.get("special")}
+    vocab = [[f" {entry[0]}", *entry[1:]] if entry[0] in controls else entry for entry in pieces]
+    return {**model, "vocab": vocab}
 
 
 def _added_tokens(path: Path, parsed: Any) -> dict[str, dict[str, Any]]:

@@ -12,28 +12,33 @@ from typing import Final
 
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
-from tessera.dtypes import FLOATS
+from tessera.dtypes import BY_SAFETENSORS, FLOATS
 from tessera.errors import CheckpointError
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
-_FLOATS: Final = [dtype.safetensors for dtype in FLOATS.values()]
+_FLOATS: Final = {name: dtype for name, dtype in BY_SAFETENSORS.items() if dtype.name in {*FLOATS, "float64"}}
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by canonical name: the name that a family's modules give to a tensor."""
 
 
-def weight_files(directory: Path) -> list[WeightFile]:
-    """The headers of ``model.safetensors``, or of the shards that the index names, by file name."""
+def weight_files(directory: Path, used: Callable[[str], bool] = lambda name: True) -> list[WeightFile]:
+    """The headers of ``model.safetensors``, or of the shards that the index names, by file name.
+
+    Raises ``CheckpointError`` for a tensor that the index puts where it is not, if its name is ``used``: tied
+    models that were saved again list a head which no file has. A shard of such tensors alone may be missing.
+    """
     if (directory / SINGLE_FILE).exists():
         return [WeightFile.read(directory / SINGLE_FILE)]
-    index = _index(directory)
-    placed = index.section("weight_map").values
-    files = {name: WeightFile.read(directory / name) for name in shards(directory)}
+    placed = _index(directory).section("weight_map").values
+    needed = {file for name, file in placed.items() if used(name)}
+    names = [name for name in shards(directory) if name in needed or (directory / name).exists()]
+    files = {name: WeightFile.read(directory / name) for name in names}
     held = {(tensor.name, name) for name, file in files.items() for tensor in file.tensors}
     for tensor, name in placed.items():
-        if (tensor, name) not in held:
+        if (tensor, name) not in held and used(tensor):
             raise CheckpointError(
                 f"{files[name].path}: lacks tensor {tensor!r}, which {INDEX_FILE} puts there"
             )
@@ -49,7 +54,7 @@ def weight_sizes(directory: Path) -> dict[str, int]:
         names = [SINGLE_FILE]
     else:
         names = shards(directory) if (directory / INDEX_FILE).exists() else []
-    return {name: (directory / name).stat().st_size for name in names}
+    return {name: (directory / name).stat().st_size for name in names if (directory / name).exists()}
 
 
 def shards(directory: Path) -> list[str]:
@@ -79,7 +84,7 @@ def stored_tensors(
     use. Raises ``CheckpointError`` that names tensor and file, with what was expected and what was found, for
     a tensor that is missing, unknown, there twice, of another shape, or not of a float type.
     """
-    files = weight_files(directory)
+    files = weight_files(directory, lambda name: canonical(name) is not None)
     found: dict[str, StoredTensor] = {}
     for tensor in (tensor for file in files for tensor in file.tensors):
         name = canonical(tensor.name)
@@ -100,9 +105,9 @@ def stored_tensors(
                 f"{tensor.file}: tensor {tensor.name!r} must have shape {list(shapes[name])},"
                 f" found {list(tensor.shape)}"
             )
-        if tensor.dtype.name not in FLOATS:
+        if tensor.dtype.safetensors not in _FLOATS:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name!r} must be one of {_FLOATS},"
+                f"{tensor.file}: tensor {tensor.name!r} must be one of {list(_FLOATS)},"
                 f" found {tensor.dtype.safetensors}"
             )
         found[name] = tensor

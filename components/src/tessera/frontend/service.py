@@ -36,6 +36,7 @@ from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
 from tessera.models.base import OutputKind, stage_outputs
+from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
 from tessera.turns import Threads
@@ -291,6 +292,8 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
         },
         "images": model.vision is not None,
         "task": TASKS[model.output.kind],
+        "pooling": pooling_modes(model),
+        "prompts": dict(declared_of(model).prompts),
         "routes": service.routes.get(model.output.kind, []),
         "source": None if source is None else source.described(),
     }

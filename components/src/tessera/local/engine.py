@@ -243,6 +243,7 @@ def _info(model: Model, worker: WorkerSettings, options: VectorOptions) -> Model
         images=model.vision is not None,
         dimensions=tuple(model.dimensions),
         checkpoint=origin(worker.model_path) or "",
+        activation=model.output.activation,
     )
 
 

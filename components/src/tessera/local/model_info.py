@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tessera.models.base import OutputKind
+from tessera.models.base import OutputKind, ScoreActivation
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,7 +12,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fingerprint`` is of weights, preprocessing and prompts. ``width`` is that of the vectors which come out,
     and ``dimensions`` are others that the model was trained for; ``checkpoint`` is ``random`` or ``demo`` for
-    those that come with Tessera.
+    those that come with Tessera. ``activation`` is of scores.
     """
 
     name: str
@@ -22,3 +22,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     images: bool
     dimensions: tuple[int, ...] = ()
     checkpoint: str = ""
+    activation: ScoreActivation = "sigmoid"

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 _BUILT_IN = (
+    "bert",
+    "bert_rerank",
     "colqwen3",
     "llama_nemotron_embed",
     "llama_nemotron_rerank",
@@ -37,6 +39,8 @@ _BUILT_IN = (
     "llama_nemotron_colembed_vl",
     "qwen3_embedding",
     "qwen3_vl_embedding",
+    "xlm_roberta",
+    "xlm_roberta_rerank",
 )
 
 

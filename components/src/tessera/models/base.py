@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tessera.nn.spec import Pooling
 if TYPE_CHECKING:
     import torch
 
+    from tessera.checkpoint.declared import Declared
     from tessera.errors import InvalidInput
     from tessera.imaging import Picture
 
@@ -129,18 +130,23 @@ class RowKind(StrEnum):
     VISION = "vision"
 
 
+ScoreActivation = Literal["sigmoid", "identity"]
+"""What makes the score of a logit that clients are told, unless they ask for the logit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The rows that an input becomes: float32, ``width`` wide (1 for a score).
 
     ``unit_length`` says that a row is scaled to length 1 before anybody sees it, ``pooling`` how rows are
-    made of the tokens' states; None where the family does not say.
+    made of the tokens' states; None where the family does not say. ``activation`` is of scores.
     """
 
     kind: OutputKind
     width: int
     unit_length: bool = True
     pooling: Pooling | None = None
+    activation: ScoreActivation = "sigmoid"
 
     def rows(self, tokens: int) -> int:
         """How many rows an input of so many tokens becomes, known before any work is done."""
@@ -436,6 +442,14 @@ class StagedModel(Model, Protocol):
     def image_token_id(self) -> int:
         """The placeholder of a vision row, -1 for a family without images."""
         ...
+
+
+@runtime_checkable
+class DeclaredModel(Model, Protocol):
+    """A model that reads what its checkpoint declares beside its weights."""
+
+    @property
+    def declared(self) -> Declared: ...
 
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)

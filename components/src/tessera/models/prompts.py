@@ -58,6 +58,26 @@ def refuse_instruction(content: Content, *, param: str) -> None:
         raise InvalidInput(f"{param} has an instruction, which this model does not take", param=param)
 
 
+def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
+    """Return the text of one side of a pair, where a side may have ``images``.
+
+    Raises ``InvalidInput`` naming ``param`` for what is none, with ``lacking`` of an empty one.
+    """
+    refuse_instruction(side, param=param)
+    if side.images and not images:
+        raise InvalidInput(f"{param} is an image; this model reads text alone", param=param)
+    if token_ids(side, param=param) is not None:
+        raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
+    if not any(side.parts):
+        raise InvalidInput(f"{param} is empty: it has {lacking}", param=param)
+    text = "".join(texts_of(side))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise no_text(error, param) from error
+    return text
+
+
 def prompt_of_ids(
     content: Content,
     vocab_size: int,

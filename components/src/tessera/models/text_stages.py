@@ -20,9 +20,9 @@ from tessera.models.stages import Axis, StageModule, StageTensor
 from tessera.nn.forms.choice import exported
 from tessera.nn.forms.plain import PLAIN, Form
 from tessera.nn.loading import SOURCES, load_text
-from tessera.nn.sequences import Masked, Padded, pool
+from tessera.nn.sequences import Masked, Padded
 from tessera.nn.spec import TextSpec
-from tessera.nn.text import Embedded, Head, TextTower, answer
+from tessera.nn.text import Embedded, TextTower, finished
 
 if TYPE_CHECKING:
     from tessera.models.tower import TowerModel
@@ -70,18 +70,19 @@ class PaddedLayers(nn.Module):
 class PaddedPool(nn.Module):
     """Pooling over a padded batch, the head if there is one, and L2 unless rows stay as they are."""
 
-    def __init__(self, spec: TextSpec, head: Head | None = None, *, unit_length: bool = True) -> None:
+    def __init__(self, tower: TextTower, *, unit_length: bool = True) -> None:
         super().__init__()
-        self._pooling = spec.pooling
-        self.head = head
+        self._spec = tower.spec
+        self.head = tower.head
+        self.steps = tower.steps
         self.scaled = unit if unit_length else unscaled
 
     def forward(
         self, hidden: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 rows ``[sequences, width]`` and float32 ``[sequences]``, the lengths they had."""
-        pooled = pool(hidden.flatten(0, 1), Padded(attention_mask != 0), self._pooling)
-        return self.scaled(answer(pooled, self.head))
+        layout = Padded(attention_mask != 0)
+        return self.scaled(finished(hidden.flatten(0, 1), layout, self._spec, self.head, self.steps))
 
 
 class PaddedText(nn.Module):
@@ -91,7 +92,7 @@ class PaddedText(nn.Module):
         super().__init__()
         self.embed = Embed(tower)
         self.lm = PaddedLayers(tower)
-        self.post = PaddedPool(tower.spec, tower.head, unit_length=unit_length)
+        self.post = PaddedPool(tower, unit_length=unit_length)
 
     def forward(
         self,
@@ -191,7 +192,7 @@ class TextStages:
             )
 
     def _tower(self, form: Form) -> TextTower:
-        tensors = self.model.tensors()
+        tensors = self.model.all_tensors()
         return load_text(self.spec, tensors, part=_PART, dtype=self.dtype, device=self.device, form=form)
 
     def _packed(self) -> StageModule:
@@ -232,7 +233,7 @@ class TextStages:
         if tower.norm is not None:
             self._fill(tower.norm, "norm.")
         del tower.embed_tokens
-        tower.head = None
+        tower.head, tower.steps = None, nn.ModuleList()
         tower.prepare(torch.device(self.device), PLAIN)
         return StageModule(
             module=PaddedLayers(tower).eval(),
@@ -241,11 +242,12 @@ class TextStages:
         )
 
     def _post(self) -> StageModule:
-        head = self._empty().head
-        if head is not None:
-            self._fill(head, "head.")
+        tower = self._empty()
+        if tower.head is not None:
+            self._fill(tower.head, "head.")
+        self._fill(tower.steps, "steps.")
         return StageModule(
-            module=PaddedPool(self.spec, head, unit_length=self.unit_length).eval(),
+            module=PaddedPool(tower, unit_length=self.unit_length).eval(),
             inputs=(self._hidden("hidden"), _ids("attention_mask")),
             outputs=self._vectors(),
         )
@@ -257,7 +259,7 @@ class TextStages:
     def _fill(self, module: nn.Module, name: str) -> None:
         fill(
             module,
-            self.model.tensors(),
+            self.model.all_tensors(),
             part=_PART + name,
             sources=SOURCES,
             dtype=torch_dtype(self.dtype),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 import msgspec
 import numpy as np
 
+from tessera.checkpoint.declared import Dense, LayerNorm, read_declared
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
@@ -36,6 +37,7 @@ from tessera.models.base import (
     VisionSpec,
     sequential,
 )
+from tessera.models.declared import declared_text, longest
 from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
@@ -52,7 +54,8 @@ class TowerModel:
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
     the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
-    whether an input may have one. ``placeholder`` is the token that stands for a vision row, None for a
+    whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared.
+    ``placeholder`` is the token that stands for a vision row, None for a
     family without images, and ``image_axes`` are the axes of vision rows before their width where they come
     straight from the vision stage.
     """
@@ -63,6 +66,7 @@ class TowerModel:
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
+    lowers_case: ClassVar[bool] = False
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
 
@@ -76,10 +80,14 @@ class TowerModel:
         max_tokens: int,
         dimensions: frozenset[int],
     ) -> None:
+        """Apply what the checkpoint declares, which wins; raises ``CheckpointError`` for what is not done."""
         self.path = path
-        self.text = text
-        self.max_tokens = max_tokens
-        self.dimensions = dimensions
+        self.declared = read_declared(path)
+        self.text = declared_text(
+            text, self.declared, family=self.family, kind=self.kind, lower_case=self.lowers_case
+        )
+        self.max_tokens = longest(max_tokens, self.declared)
+        self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
         self._tokenizer = tokenizer
         self._options = options
 
@@ -87,7 +95,8 @@ class TowerModel:
     def fingerprint(self) -> str:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
-        return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=self.files)
+        files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
+        return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=files)
 
     @cached_property
     def output(self) -> Output:
@@ -176,6 +185,16 @@ class TowerModel:
         """
         return stored_tensors(self.path, self.text.shapes("text."), text_name)
 
+    def all_tensors(self) -> dict[str, StoredTensor]:
+        """``tensors``, and those of the modules that the checkpoint declares; raises ``CheckpointError``."""
+        found = dict(self.tensors())
+        for number, (step, shapes) in enumerate(zip(self.text.steps, self.text.step_shapes(), strict=True)):
+            if shapes:
+                assert isinstance(step, Dense | LayerNorm)
+                stored = stored_tensors(step.folder, shapes, lambda name: name)
+                found |= {f"text.steps.{number}.{name}": tensor for name, tensor in stored.items()}
+        return found
+
     @property
     def stored_text(self) -> TextSpec:
         """The tower as the weight files have it; families may have to look. Raises ``CheckpointError``."""
@@ -185,7 +204,7 @@ class TowerModel:
         """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
-        return load_text(self.stored_text, self.tensors(), part="text.", dtype=dtype, device=device)
+        return load_text(self.stored_text, self.all_tensors(), part="text.", dtype=dtype, device=device)
 
     @property
     def state_width(self) -> int:
@@ -208,7 +227,7 @@ class TowerModel:
         return stages.load(stage, layout)
 
     def text_nbytes(self, dtype: str) -> int:
-        return nbytes(self.text.shapes(), dtype)
+        return sum(nbytes(shapes, dtype) for shapes in (self.text.shapes(), *self.text.step_shapes()))
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
         return self.text.activations(tokens) * FLOATS[dtype].itemsize

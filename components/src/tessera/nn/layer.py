@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from tessera.nn.forms.plain import PLAIN, Form, Residual
+from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
 from tessera.nn.spec import LayerSpec
@@ -80,11 +80,13 @@ class LayerNorm(Block):
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``, computed in float32 whatever the rows' type.
 
     ``offset``, float32 ``[width]``, is what the stream lacks: biases of products, the same for every row.
+    With ``renews`` the stream goes on from what the norm gives.
     """
 
-    def __init__(self, width: int, *, eps: float) -> None:
+    def __init__(self, width: int, *, eps: float, renews: bool = False) -> None:
         super().__init__()
         self.eps = eps
+        self.renews = renews
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
         self.offset: torch.Tensor | None
@@ -92,15 +94,18 @@ class LayerNorm(Block):
 
     def forward(self, stream: Residual) -> Rows:
         """``[tokens, width]`` in the stream's type, or as the products of an FP8 layer take it."""
-        return self.form.layer_norm(stream, self)
+        rows = self.form.layer_norm(stream, self)
+        if self.renews:
+            stream.rows = tensor(rows)
+        return rows
 
 
 Norm = RmsNorm | LayerNorm
 
 
-def norm(kind: Literal["rms", "layer"], width: int, *, eps: float) -> Norm:
-    """The norm of that name."""
-    return RmsNorm(width, eps=eps) if kind == "rms" else LayerNorm(width, eps=eps)
+def norm(kind: Literal["rms", "layer"], width: int, *, eps: float, renews: bool = False) -> Norm:
+    """The norm of that name; ``renews`` is LayerNorm's."""
+    return RmsNorm(width, eps=eps) if kind == "rms" else LayerNorm(width, eps=eps, renews=renews)
 
 
 class Attention(Block):
@@ -177,13 +182,13 @@ def _padded(weight: torch.Tensor, padding: tuple[int, ...]) -> nn.Parameter:
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.input_layernorm = norm(spec.norm, spec.hidden, eps=spec.eps)
+        self.input_layernorm = norm(spec.norm, spec.hidden, eps=spec.eps, renews=spec.post_norm)
         self.self_attn = Attention(spec)
-        self.post_attention_layernorm = norm(spec.norm, spec.hidden, eps=spec.eps)
+        self.post_attention_layernorm = norm(spec.norm, spec.hidden, eps=spec.eps, renews=spec.post_norm)
         self.mlp = GatedMlp(spec) if spec.gated else Mlp(spec)
 
     def forward(self, stream: Residual, sequences: Sequences, rotation: Rotation | None) -> None:
@@ -226,7 +231,8 @@ class Stack(nn.ModuleList):
 
         ``start`` begins the stream, ``final`` the norm behind the last layer. The biases
         of products that add to the stream are the same for every row. A form that adds in place leaves them
-        out, and their running sums are added by the norms, which read the stream anyway.
+        out, and their running sums are added by the norms, which read the stream anyway. Behind a norm that
+        renews the stream they begin anew.
         """
         blocks = [*self.layers, *(block for block in (start, final) if block is not None)]
         for block in blocks:
@@ -245,12 +251,14 @@ class Stack(nn.ModuleList):
             return
         total: torch.Tensor | None = None
         sums = []
-        for product in adding:
+        for product, reader in zip(adding, [*norms, final], strict=True):
             if product in deferred and product is not None and product.bias is not None:
                 product.deferred = True
                 bias = product.bias.float()
                 total = bias if total is None else total + bias
             sums.append(total)
+            if isinstance(reader, LayerNorm) and reader.renews:
+                total = None
         for one, offset in zip([*norms, final], sums, strict=True):
             if isinstance(one, LayerNorm):
                 one.offset = offset

@@ -9,9 +9,10 @@ import torch
 
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.nn.encoder import EncoderTower
 from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import Form
-from tessera.nn.spec import TextSpec
+from tessera.nn.spec import EncoderSpec, TextSpec
 from tessera.nn.text import TextTower
 
 SOURCES: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -37,6 +38,6 @@ def load_text(
     chosen = form_for(at, kind) if form is None else form
     chosen.require(spec.layer)
     with torch.device("meta"):
-        tower = TextTower(spec)
+        tower = EncoderTower(spec) if isinstance(spec, EncoderSpec) else TextTower(spec)
     fill(tower, tensors, part=part, sources=SOURCES, dtype=kind, device=at)
     return tower.prepare(at, chosen)

@@ -6,7 +6,9 @@ Configurations of families hold these; the modules beside this one are built fro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+from tessera.checkpoint.declared import Dense, LayerNorm, Step
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
 """The names that configurations use. ``gelu`` is the exact form; the next two are both the tanh form."""
@@ -61,10 +63,11 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A pre-norm layer: attention, then an MLP, each added to the residual stream.
+    """A layer: a norm and attention, then a norm and an MLP, each added to the residual stream.
 
     ``norm`` is RMSNorm or LayerNorm. ``heads`` is a multiple of ``kv_heads``. ``qk_norm`` puts an RMSNorm
-    over each head of queries and keys, before they are rotated.
+    over each head of queries and keys, before they are rotated. With ``post_norm`` the stream goes on from
+    what a norm gives, not from what it read: the norm behind a layer is the first of the next one.
     """
 
     hidden: int
@@ -81,10 +84,20 @@ class LayerSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    post_norm: bool = False
 
     @classmethod
-    def encoder(cls, hidden: int, heads: int, intermediate: int, *, activation: str, eps: float) -> LayerSpec:
-        """A layer of a vision transformer: LayerNorm, a bias in every product, no gate."""
+    def encoder(
+        cls,
+        hidden: int,
+        heads: int,
+        intermediate: int,
+        *,
+        activation: str,
+        eps: float,
+        post_norm: bool = False,
+    ) -> LayerSpec:
+        """A layer of a vision transformer or of BERT: LayerNorm, a bias in every product, no gate."""
         return cls(
             hidden=hidden,
             heads=heads,
@@ -98,6 +111,7 @@ class LayerSpec:
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
+            post_norm=post_norm,
         )
 
     @property
@@ -154,6 +168,9 @@ class TextSpec:
     ``levels`` is how many of the first layers take vision rows of their own behind them (DeepStack): a
     vision row is then ``(1 + levels) * hidden`` wide. With ``final_norm`` false the output is the last
     layer's. ``head`` is a product behind the pooling: a score, or a projection of each vector.
+
+    ``besides`` are further ways of pooling, whose rows stand behind those of ``pooling``. ``steps`` follow,
+    as the checkpoint declares them in files of their own, and ``cut`` is how many numbers of a row stay.
     """
 
     vocab_size: int
@@ -164,11 +181,22 @@ class TextSpec:
     levels: int = 0
     final_norm: bool = True
     head: HeadSpec | None = None
+    besides: tuple[Pooling, ...] = ()
+    steps: tuple[Step, ...] = ()
+    cut: int | None = None
 
     @property
     def width(self) -> int:
         """Numbers in a row of the output."""
-        return self.layer.hidden if self.head is None else self.head.width
+        if self.cut is not None:
+            return self.cut
+        products = [step.width for step in self.steps if isinstance(step, Dense)]
+        return products[-1] if products else self.pooled_width
+
+    @property
+    def pooled_width(self) -> int:
+        """Numbers in a row before the steps."""
+        return (1 + len(self.besides)) * (self.layer.hidden if self.head is None else self.head.width)
 
     @property
     def row_width(self) -> int:
@@ -181,13 +209,54 @@ class TextSpec:
         for number in range(self.layers):
             shapes |= {f"layers.{number}.{name}": shape for name, shape in self.layer.shapes().items()}
         if self.final_norm:
-            shapes["norm.weight"] = (hidden,)
+            shapes |= norm_shapes("norm", hidden, bias=self.layer.norm == "layer")
         if self.head is not None:
             shapes["head.weight"] = (self.head.width, hidden)
             if self.head.bias:
                 shapes["head.bias"] = (self.head.width,)
         return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
+    def step_shapes(self) -> list[Shapes]:
+        """The tensors of each step by their names in its own file."""
+        return [_step_shapes(step) for step in self.steps]
+
     def activations(self, tokens: int) -> int:
         """Elements alive at the widest point of so many tokens, beside the weights."""
         return tokens * (self.layer.activations() + self.levels * self.layer.hidden)
+
+
+def _step_shapes(step: Step) -> Shapes:
+    if isinstance(step, LayerNorm):
+        return norm_shapes("norm", step.width)
+    if not isinstance(step, Dense):
+        return {}
+    shapes = linear_shapes("linear", step.inner, step.width, bias=step.bias)
+    if step.residual and step.inner != step.width:
+        shapes |= linear_shapes("residual", step.inner, step.width, bias=False)
+    return shapes
+
+
+_NO_ROPE: Final = RopeSpec(theta=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec(TextSpec):
+    """A tower whose first rows are the sum of tokens, learned positions and token types.
+
+    ``positions`` and ``types`` count the rows of their tables; ``rope`` has no part. Before a ``head`` is a
+    product of the width of a row, with tanh behind it.
+    """
+
+    positions: int
+    types: int
+    rope: RopeSpec = _NO_ROPE
+
+    def shapes(self, prefix: str = "") -> Shapes:
+        """The stored tensors by name; ``prefix`` goes before each."""
+        hidden = self.layer.hidden
+        shapes = TextSpec.shapes(self, prefix)
+        shapes[f"{prefix}embed_positions.weight"] = (self.positions, hidden)
+        shapes[f"{prefix}embed_types.weight"] = (self.types, hidden)
+        if self.head is not None:
+            shapes |= linear_shapes(f"{prefix}head.dense", hidden, hidden)
+        return shapes

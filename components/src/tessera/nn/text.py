@@ -14,6 +14,7 @@ from tessera.nn.layer import Stack, norm
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import HeadSpec, TextSpec
+from tessera.nn.steps import step_modules
 from tessera.nn.table import Table
 
 Embedded = tuple[torch.Tensor, ...]
@@ -40,6 +41,18 @@ def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:
     return rows
 
 
+def finished(
+    hidden: torch.Tensor, sequences: Sequences, spec: TextSpec, head: Head | None, steps: nn.ModuleList
+) -> torch.Tensor:
+    """Pool the last hidden state, and do to each row what follows: float32."""
+    rows = answer(pool(hidden, sequences, spec.pooling), head)
+    if spec.besides:
+        rows = torch.cat([rows, *(pool(hidden, sequences, pooling) for pooling in spec.besides)], dim=1)
+    for step in steps:
+        rows = step(rows)
+    return rows if spec.cut is None else rows[:, : spec.cut].contiguous()
+
+
 class TextTower(nn.Module):
     """Implements ``tessera.models.base.SplitTextModule``.
 
@@ -54,6 +67,7 @@ class TextTower(nn.Module):
         self.layers = Stack(spec.layer, spec.layers)
         self.norm = norm(spec.layer.norm, hidden, eps=spec.layer.eps) if spec.final_norm else None
         self.head = None if spec.head is None else Head(spec.head, hidden)
+        self.steps = step_modules(spec.steps)
         self.form: Form = PLAIN
         self.rotary: Rotary
 
@@ -128,9 +142,8 @@ class TextTower(nn.Module):
         return self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths)).float()
 
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
-        """What the last hidden state is pooled to, behind the head if there is one: float32."""
-        pooled = pool(hidden, sequences, self.spec.pooling)
-        return pooled if self.head is None else answer(pooled, self.head)
+        """What the last hidden state is pooled to, and what follows: float32."""
+        return finished(hidden, sequences, self.spec, self.head, self.steps)
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""

@@ -28,8 +28,8 @@ language translate region country island coast forest desert valley climate stor
 été où déjà être avec pour dans plus jour nuit ville maison über für auch nicht schön größe straße mañana
 niño año corazón città perché così più são não também 東京 日本 中国 你好 世界 москва привет мир
 """
-_STEMS = tuple(_COMMON.split())
-_ENDINGS = ("", "", "", "", "s", "ed", "ing", "er", "ly", "ness", "ment", "able", "tion", "al")
+STEMS = tuple(_COMMON.split())
+ENDINGS = ("", "", "", "", "s", "ed", "ing", "er", "ly", "ness", "ment", "able", "tion", "al")
 _MARKS = (".", ".", ".", "?", "!", ";", ":", " -", ",", ")", '"', "...", "\n", "\n\n")
 
 
@@ -103,8 +103,8 @@ def _sentences(source: random.Random) -> Iterator[str]:
     for _ in range(6000):
         words = []
         for _ in range(source.randint(4, 14)):
-            rank = int(len(_STEMS) * source.random() ** 2)
-            word = _STEMS[rank] + source.choice(_ENDINGS)
+            rank = int(len(STEMS) * source.random() ** 2)
+            word = STEMS[rank] + source.choice(ENDINGS)
             if source.random() < 0.05:
                 word = str(source.randint(0, 9999))
             words.append(word.capitalize() if source.random() < 0.1 else word)

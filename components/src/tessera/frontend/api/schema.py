@@ -153,6 +153,16 @@ DESCRIBED: Final[dict[str, Schema]] = {
     ),
     "images": {"type": "boolean", "description": "Whether the model takes images."},
     "task": {**TEXT, "description": "What it does, as `/pooling` calls that."},
+    "pooling": {
+        **nullable(list_of(TEXT)),
+        "description": "How a vector is made of the tokens' states, in the words of sentence-transformers; "
+        "null for token vectors and scores.",
+    },
+    "prompts": {
+        "type": "object",
+        "additionalProperties": TEXT,
+        "description": "The prompts that the checkpoint declares, by name.",
+    },
     "routes": {
         "type": "array",
         "items": TEXT,

@@ -25,7 +25,17 @@ from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
-from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role, RowKind, stage_outputs
+from tessera.models.base import (
+    Model,
+    Output,
+    OutputKind,
+    Piece,
+    Prompt,
+    Role,
+    RowKind,
+    ScoreActivation,
+    stage_outputs,
+)
 from tessera.rows import Rows
 
 _EPSILON: Final = 1e-12
@@ -73,12 +83,13 @@ class Scores:
     """``values`` float32 ``[documents]``, in their order.
 
     Logits where ``kind`` is SCORE, else cosines (VECTOR) or sums of each query token's best dot product
-    (TOKENS, MaxSim). Other fields as in ``Result``.
+    (TOKENS, MaxSim). ``activation`` is of logits. Other fields as in ``Result``.
     """
 
     request_id: str
     values: npt.NDArray[np.float32]
     kind: OutputKind
+    activation: ScoreActivation = "sigmoid"
     usage: Usage
     image_pixels: int
     timings: wire.Timings
@@ -322,6 +333,7 @@ class Pipeline:
             request_id=call.request_id,
             values=values,
             kind=kind,
+            activation=self._model.output.activation,
             usage=self._account(inputs, prompts, answers, work.cost),
             image_pixels=sum([vision.pixels for of_input in work.images for vision in of_input]),
             timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from tessera.checkpoint.section import Section
 from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
@@ -71,7 +71,7 @@ def read_dimensions(config: Section, hidden: int, *, default: Collection[int] = 
 
 def _rope(section: Section) -> RopeSpec:
     keys = ("rope_parameters", "rope_scaling")
-    if all(map(section.has, keys)) and section.values[keys[0]] != section.values[keys[1]]:
+    if all(map(section.has, keys)) and _rope_values(section, keys[0]) != _rope_values(section, keys[1]):
         raise section.error("rope_scaling", "and rope_parameters are both there and differ")
     rope = rope_section(section)
     kind = cast(RopeType, rope_type(rope, ("default", "linear", "llama3")))
@@ -91,3 +91,14 @@ def _rope(section: Section) -> RopeSpec:
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_positions=rope.integer("original_max_position_embeddings"),
     )
+
+
+def _rope_values(section: Section, key: str) -> dict[str, Any]:
+    """What an object of RoPE holds, whose theta may stand above it and whose kind has an older name."""
+    values = dict(section.section(key).values)
+    values.setdefault("rope_theta", section.values.get("rope_theta"))
+    if "rope_type" in values:
+        values.pop("type", None)
+    elif "type" in values:
+        values["rope_type"] = values.pop("type")
+    return {name: value for name, value in values.items() if value is not None}

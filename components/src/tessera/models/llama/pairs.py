@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
-from tessera.models.prompts import Run, Segment, Tokens, no_text, refuse_instruction, texts_of, token_ids
+from tessera.models.prompts import Run, Segment, Tokens, side_text
 from tessera.models.tower import TowerModel
 
 if TYPE_CHECKING:
@@ -61,19 +61,7 @@ class PairTower(TowerModel):
         return [replace(each, truncated=True) if isinstance(each, Prompt) else each for each in made]
 
     def _text(self, side: Content, param: str) -> str:
-        refuse_instruction(side, param=param)
-        if side.images and self.placeholder is None:
-            raise InvalidInput(f"{param} is an image; this model reads text alone", param=param)
-        if token_ids(side, param=param) is not None:
-            raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
-        if not any(side.parts):
-            raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
-        text = "".join(texts_of(side))
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise no_text(error, param) from error
-        return text
+        return side_text(side, images=self.placeholder is not None, lacking=self.lacking, param=param)
 
     def _bounded(self, before: str, text: str, most: int | None) -> str:
         """The beginning of a text that has at most so many tokens behind ``before``."""

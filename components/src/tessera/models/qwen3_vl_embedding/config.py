@@ -65,7 +65,7 @@ class ModelConfig:
 def read_config(directory: Path, architectures: Sequence[Sequence[str]] = _ARCHITECTURES) -> ModelConfig:
     """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
-    if config.values.get("architectures", architectures[0]) not in architectures:
+    if (config.values.get("architectures") or architectures[0]) not in architectures:
         raise config.error("architectures", f"must be one of {list(architectures)}")
     vision = _vision(config.section("vision_config"))
     section = config.section("text_config")

@@ -61,6 +61,8 @@ class Fp8(Fused):
         return fp8.add_rms_norm(stream.rows, pending, norm_of.weight, norm_of.eps)
 
     def layer_norm(self, stream: Residual, norm_of: LayerNorm) -> Rows:
+        if norm_of.renews:  # the stream needs its rows in half precision; the product quantises its own
+            return super().layer_norm(stream, norm_of)
         pending, stream.pending = stream.pending, None
         assert norm_of.offset is not None, "the norm has not been prepared"
         weight, bias = norm_of.weight, norm_of.bias

@@ -30,7 +30,12 @@ def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkReque
         assert vision is not None
         graph.output("rows", vision.rows(vision.tiles()))
         return
-    backbone = load_text(config.text, model.tensors(), part="text.", dtype=products, device="cpu")
+    spec = model.text
+    if spec.steps or spec.besides or spec.cut is not None or spec.layer != config.text.layer:
+        raise ConfigError(
+            f"{model.path}: declares modules or attention that TensorRT's network does not have"
+        )
+    backbone = load_text(spec, model.tensors(), part="text.", dtype=products, device="cpu")
     scales = {}
     if request.dtype == "float8" and request.stage not in ("embed", "post"):
         scales = text_scales(backbone, request.samples)

@@ -1,0 +1,473 @@
+"""Reads what a checkpoint declares of its own vectors and scores beside its weights; torch-free.
+
+The files are those of ``sentence-transformers``: ``modules.json`` with a folder for each module,
+``sentence_bert_config.json``, ``config_sentence_transformers.json``; the tokenizer's longest input; of
+``config.json`` whether the model is causal and what its scores are; and ``adapter_config.json`` of PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
+from tessera.checkpoint.weights import SINGLE_FILE
+from tessera.errors import CheckpointError
+
+CONFIG_FILE: Final = "config.json"
+MODULES_FILE: Final = "modules.json"
+PROMPTS_FILE: Final = "config_sentence_transformers.json"
+TRANSFORMER_FILES: Final = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+ADAPTER_FILE: Final = "adapter_config.json"
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+Activation = Literal["identity", "tanh", "sigmoid", "relu", "gelu", "silu"]
+Task = Literal["embed", "score", "sparse", "tokens"]
+
+# In the order in which several of them are concatenated.
+_POOLING_KEYS: Final[Mapping[str, PoolingMode]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+}
+_TASKS: Final[Mapping[str, Task]] = {
+    "SentenceTransformer": "embed",
+    "CrossEncoder": "score",
+    "SparseEncoder": "sparse",
+    "MultiVectorEncoder": "tokens",
+    "ColBERT": "tokens",
+}
+_SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim")
+_PACKAGE: Final = "sentence_transformers."
+_FOREIGN_DENSE: Final = "pylate.models.Dense.Dense"
+_TOKENS: Final = "token_embeddings"
+
+# A tokenizer without a limit is saved with 10 ** 30.
+_NO_LIMIT: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """How tokens become a row: the rows of ``modes`` side by side, in this order.
+
+    Without ``include_prompt`` the prompt's tokens have no part in it. ``width`` is that of a token, None
+    where the file does not have it. ``file`` is for complaints.
+    """
+
+    modes: tuple[PoolingMode, ...]
+    include_prompt: bool = True
+    width: int | None = None
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A product with an activation behind it; ``residual`` adds its input, by a product where widths differ.
+
+    ``folder`` holds its tensors ``linear.weight``, ``linear.bias`` and ``residual.weight``.
+    """
+
+    folder: Path
+    inner: int
+    width: int
+    bias: bool = True
+    activation: Activation = "tanh"
+    residual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """A LayerNorm with the default eps; ``folder`` holds ``norm.weight`` and ``norm.bias``."""
+
+    folder: Path
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """A row divided by its length."""
+
+
+Step = Dense | LayerNorm | Normalize
+"""What is done to a row, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitScore:
+    """A score of the logits at the last position: one token's, less another's unless that is None."""
+
+    true_token: int
+    false_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the files of a checkpoint declare; None and empty where they are silent.
+
+    ``modules`` are the types in ``modules.json`` by their last component, empty without that file.
+    ``steps`` follow pooling, or change each token's row where ``of_tokens`` is true. ``max_tokens`` is the
+    longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
+    ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
+    and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
+    a head has. ``adapter`` is PEFT's file. ``files`` are all that were read, and those that hold modules'
+    weights, by their place in the directory.
+    """
+
+    directory: Path
+    modules: tuple[str, ...] = ()
+    pooling: Pooling | None = None
+    steps: tuple[Step, ...] = ()
+    of_tokens: bool = False
+    max_tokens: int | None = None
+    limit_of_tokenizer: bool = False
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    task: Task | None = None
+    task_key: str = ""
+    causal: bool | None = None
+    activation: Activation | None = None
+    labels: int | None = None
+    logit_score: LogitScore | None = None
+    truncate_dim: int | None = None
+    similarity: str | None = None
+    adapter: Path | None = None
+    files: tuple[str, ...] = ()
+
+    @property
+    def dense(self) -> tuple[Dense, ...]:
+        """The products among the steps."""
+        return tuple(step for step in self.steps if isinstance(step, Dense))
+
+    @property
+    def normalize(self) -> bool | None:
+        """Whether the vector has length 1 in the end; None without ``modules.json``."""
+        if not self.modules:
+            return None
+        return any(isinstance(step, Normalize) for step in self.steps[-1:])
+
+    @property
+    def query_prompt(self) -> str | None:
+        """The prompt of queries; None where there is none of that name."""
+        return self.prompts.get("query")
+
+    @property
+    def document_prompt(self) -> str | None:
+        """The prompt of documents, the first that is not empty of ``document``, ``passage``, ``corpus``.
+
+        ``encode_document`` of the reference takes ``document`` even if it is empty, which loses the prompt of
+        checkpoints that call it ``passage``. Empty where all are, None where there is none.
+        """
+        named = [self.prompts[name] for name in ("document", "passage", "corpus") if name in self.prompts]
+        return next(filter(None, named), "" if named else None)
+
+
+def read_declared(directory: Path) -> Declared:
+    """Read the files of ``directory``, which are all optional.
+
+    Raises ``CheckpointError`` naming file and key for a value of another type, for a module that is not
+    served or from another package, and for a path outside the directory.
+    """
+    config = Section.read(directory / CONFIG_FILE, optional=True)
+    general = Section.read(directory / PROMPTS_FILE, optional=True)
+    transformer = _transformer(directory)
+    modules = _Modules(directory)
+    modules.read()
+    max_tokens, of_tokenizer = _longest(directory, transformer)
+    # The reference reads prompts beside modules.json alone.
+    beside = general if modules.names else Section(path=general.path, values={})
+    prompts, default = _prompts(beside)
+    adapter = directory / ADAPTER_FILE
+    labels = _labels(config)
+    task, task_key = _task(config, general, transformer, modules)
+    return Declared(
+        directory=directory,
+        modules=tuple(modules.names),
+        pooling=modules.pooling,
+        steps=tuple(modules.steps),
+        of_tokens=modules.of_tokens,
+        max_tokens=max_tokens,
+        limit_of_tokenizer=of_tokenizer,
+        lower_case=transformer.flag("do_lower_case", False),
+        prompts=prompts,
+        default_prompt=default,
+        task=task,
+        task_key=task_key,
+        causal=config.flag("is_causal") if config.has("is_causal") else None,
+        activation=_score_activation(config, general),
+        labels=labels,
+        logit_score=modules.logit_score,
+        truncate_dim=beside.integer("truncate_dim") if beside.has("truncate_dim") else None,
+        similarity=(
+            beside.string("similarity_fn_name", among=_SIMILARITIES)
+            if beside.has("similarity_fn_name")
+            else None
+        ),
+        adapter=adapter if adapter.exists() else None,
+        files=_files(directory, modules, general),
+    )
+
+
+def module_files(directory: Path) -> list[str]:
+    """Return the files below the directory that the modules in ``modules.json`` need, for a download.
+
+    Raises ``CheckpointError`` for a path outside the directory.
+    """
+    files: list[str] = []
+    for name, folder, _ in _entries(directory):
+        if folder and name in _MODULES and name not in _WITHOUT_FILE:
+            files.append(f"{folder}/{CONFIG_FILE}")
+            files += [f"{folder}/{SINGLE_FILE}"] if name in _WITH_WEIGHTS else []
+    return files
+
+
+class _Modules:
+    """Reads ``modules.json`` and the file of each module."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.path = directory / MODULES_FILE
+        self.names: list[str] = []
+        self.folders: list[str] = []
+        self.pooling: Pooling | None = None
+        self.steps: list[Step] = []
+        self.of_tokens = False
+        self.logit_score: LogitScore | None = None
+        self.sparse = False
+
+    def read(self) -> None:
+        for name, folder, entry in _entries(self._directory):
+            if name not in _MODULES:
+                raise entry.error("type", f"is {name}, a module that is not served")
+            if name == "Transformer" and folder:
+                raise entry.error("path", f"is {folder!r}; the weights must be in the directory itself")
+            if name != "Transformer" and not self.names:
+                raise entry.error("type", f"is {name}; the first module must be a Transformer")
+            self._module(name, Section.read(self._file(folder), optional=name in _WITHOUT_FILE), entry)
+            self.names.append(name)
+            self.folders.append(folder)
+
+    def _file(self, folder: str) -> Path:
+        return self._directory / folder / CONFIG_FILE
+
+    def _module(self, name: str, config: Section, entry: Section) -> None:
+        folder = config.path.parent
+        match name:
+            case "Transformer" | "MultiVectorMask":
+                self.of_tokens = self.of_tokens or name == "MultiVectorMask"
+            case "Pooling":
+                if self.pooling is not None or self.steps:
+                    raise entry.error("type", "is Pooling behind another module than the Transformer")
+                self.pooling = _pooling(config)
+            case "Dense":
+                self._step(_dense(config, folder), config, entry)
+            case "LayerNorm":
+                self._step(LayerNorm(folder=folder, width=config.integer("dimension")), config, entry)
+            case "Normalize":
+                self._step(Normalize(), config, entry)
+            case "SpladePooling":
+                self.sparse = True
+            case "LogitScore":
+                false = config.integer("false_token_id", at_least=0) if config.has("false_token_id") else None
+                self.logit_score = LogitScore(config.integer("true_token_id", at_least=0), false)
+            case _:
+                raise AssertionError(name)
+
+    def _step(self, step: Step, config: Section, entry: Section) -> None:
+        """Add a step; one of tokens is marked so, or stands where nothing has been pooled."""
+        of_tokens = config.string("module_input_name", "") == _TOKENS or self.pooling is None
+        if of_tokens and self.pooling is not None:
+            raise entry.error("type", "is a module of token vectors behind Pooling, which is not served")
+        self.of_tokens = self.of_tokens or of_tokens
+        self.steps.append(step)
+
+
+# Without parameters: their folders may be missing.
+_WITHOUT_FILE: Final = ("Transformer", "Normalize", "SpladePooling", "MultiVectorMask")
+_WITH_WEIGHTS: Final = ("Dense", "LayerNorm")
+_MODULES: Final = (*_WITHOUT_FILE, "Pooling", "Dense", "LayerNorm", "LogitScore")
+
+
+def _entries(directory: Path) -> list[tuple[str, str, Section]]:
+    """Return the type's last component, the folder ("" for the directory itself) and entry of each module."""
+    path = directory / MODULES_FILE
+    try:
+        parsed = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(parsed, list) or not all(isinstance(entry, dict) for entry in parsed) or not parsed:
+        raise CheckpointError(f"{path}: must hold a JSON list of modules")
+    sections = [Section(path=path, prefix=f"[{place}].", values=entry) for place, entry in enumerate(parsed)]
+    order = [entry.integer("idx", place, at_least=0) for place, entry in enumerate(sections)]
+    if any(later <= earlier for earlier, later in pairwise(order)):
+        raise CheckpointError(f"{path}: idx must ascend, not be {order}", param="idx")
+    return [(_name(entry), _folder(directory, entry), entry) for entry in sections]
+
+
+def _name(entry: Section) -> str:
+    """Return the last component of a type of ``sentence_transformers``, whose modules have moved often."""
+    dotted = entry.string("type")
+    if not dotted.startswith(_PACKAGE) and dotted != _FOREIGN_DENSE:
+        raise entry.error("type", f"is {dotted!r}, from another package than sentence_transformers")
+    return dotted.rpartition(".")[2]
+
+
+def _folder(directory: Path, entry: Section) -> str:
+    written = entry.string("path", "")
+    place = Path(written)
+    if place.is_absolute() or ".." in place.parts or "\\" in written or "\0" in written:
+        raise entry.error("path", f"must lie inside the directory, not be {written!r}")
+    if not (directory / place).resolve().is_relative_to(directory.resolve()):
+        raise entry.error("path", f"must lie inside the directory, which {written!r} leads out of")
+    return "" if place == Path() else place.as_posix()
+
+
+def _pooling(config: Section) -> Pooling:
+    """Read a pooling of either form; without a mode it is the mean."""
+    modes = _pooling_modes(config)
+    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
+    return Pooling(
+        modes=modes or ("mean",),
+        include_prompt=config.flag("include_prompt", True),
+        width=config.integer(key) if config.has(key) else None,
+        file=config.path,
+    )
+
+
+def _pooling_modes(config: Section) -> tuple[PoolingMode, ...]:
+    if not config.has("pooling_mode"):
+        return tuple(mode for key, mode in _POOLING_KEYS.items() if config.flag(key, False))
+    written = config.values["pooling_mode"]
+    names = written if isinstance(written, list) else [written]
+    known = get_args(PoolingMode)
+    if not all(name in known for name in names):
+        raise config.error("pooling_mode", f"must be of {list(known)}, not {written!r}")
+    return tuple(cast(Sequence[PoolingMode], names))
+
+
+def _dense(config: Section, folder: Path) -> Dense:
+    """Read a product, which has Tanh behind it where no activation is given."""
+    return Dense(
+        folder=folder,
+        inner=config.integer("in_features"),
+        width=config.integer("out_features"),
+        bias=config.flag("bias", True),
+        activation=_activation(config, "activation_function") or "tanh",
+        residual=config.flag("use_residual", False),
+    )
+
+
+def _activation(config: Section, key: str) -> Activation | None:
+    """Read the class of an activation, of torch alone; None where the key is absent."""
+    if not config.has(key):
+        return None
+    dotted = config.string(key)
+    name = dotted.rpartition(".")[2]
+    if not dotted.startswith("torch.nn.") or name not in _ACTIVATIONS:
+        raise config.error(key, f"must be one of torch.nn's {list(_ACTIVATIONS)}, not {dotted!r}")
+    return _ACTIVATIONS[name]
+
+
+def _score_activation(config: Section, general: Section) -> Activation | None:
+    """Return the first of the three places that has an activation of scores."""
+    places = [(general, "activation_fn"), (config, "sbert_ce_default_activation_function")]
+    if config.has("sentence_transformers"):
+        places.insert(1, (config.section("sentence_transformers"), "activation_fn"))
+    return next((_activation(section, key) for section, key in places if section.has(key)), None)
+
+
+def _labels(config: Section) -> int | None:
+    if config.has("id2label"):
+        return len(config.section("id2label").values)
+    return config.integer("num_labels") if config.has("num_labels") else None
+
+
+def _transformer(directory: Path) -> Section:
+    """Return the first file of the transformer module that holds something."""
+    sections = [Section.read(directory / name, optional=True) for name in TRANSFORMER_FILES]
+    return next((section for section in sections if section.values), sections[0])
+
+
+def _longest(directory: Path, transformer: Section) -> tuple[int | None, bool]:
+    """Return the longest input, and whether only the tokenizer bounds it."""
+    if transformer.has("max_seq_length"):
+        return transformer.integer("max_seq_length"), False
+    tokenizer = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
+    limit: Any = tokenizer.values.get("model_max_length")
+    # Saved as 1e30 by some versions, which is no integer.
+    if limit is None or isinstance(limit, float) or limit == 0:
+        return None, False
+    limit = tokenizer.integer("model_max_length")
+    return (limit, True) if limit < _NO_LIMIT else (None, False)
+
+
+def _prompts(general: Section) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name and the default's name; one that is null is not there.
+
+    The reference always has ``query`` and ``document``, so either may be the default without being there.
+    """
+    prompts: dict[str, str] = {}
+    if general.has("prompts"):
+        section = general.section("prompts")
+        prompts = {name: section.string(name) for name in section.values if section.has(name)}
+    default = general.string("default_prompt_name") if general.has("default_prompt_name") else None
+    if default is not None and default not in {"query", "document", *prompts}:
+        raise general.error("default_prompt_name", f"is {default!r}, none of the prompts {sorted(prompts)}")
+    return prompts, default
+
+
+def _task(
+    config: Section, general: Section, transformer: Section, modules: _Modules
+) -> tuple[Task | None, str]:
+    """Return the task and where it stands: by ``model_type``, by the modules, or by the architecture."""
+    if general.has("model_type"):
+        task = _TASKS[general.string("model_type", among=tuple(_TASKS))]
+        # Written beside modules that pool nothing, too.
+        if task != "embed" or modules.pooling is not None:
+            return task, f"{general.path}: model_type"
+    if transformer.string("transformer_task", "") == "sequence-classification":
+        return "score", f"{transformer.path}: transformer_task"
+    for task, declares in (
+        ("score", modules.logit_score is not None),
+        ("sparse", modules.sparse),
+        ("embed", modules.pooling is not None),
+        ("tokens", modules.of_tokens),
+    ):
+        if declares:
+            return task, f"{modules.path}: type"
+    architectures = config.values.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if architecture.endswith("ForSequenceClassification"):
+        return "score", f"{config.path}: architectures"
+    return ("tokens", f"{config.path}: architectures") if architecture == "HF_ColBERT" else (None, "")
+
+
+def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, ...]:
+    """Return the files that are there and declare something, sorted."""
+    names = [MODULES_FILE, *TRANSFORMER_FILES, ADAPTER_FILE]
+    if modules.names or general.has("activation_fn") or general.has("model_type"):
+        names.append(PROMPTS_FILE)
+    for folder in filter(None, modules.folders):
+        names += (f"{folder}/{CONFIG_FILE}", f"{folder}/{SINGLE_FILE}")
+    return tuple(sorted(name for name in set(names) if (directory / name).exists()))

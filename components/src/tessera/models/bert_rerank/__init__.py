@@ -1,0 +1,1 @@
+"""Cross-encoders of BERT, such as ms-marco-MiniLM."""

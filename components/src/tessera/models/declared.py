@@ -1,0 +1,153 @@
+"""Applies what a checkpoint declares to what its family assumes; torch-free.
+
+What is declared wins, and what no family does is refused by file and key before weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tessera.checkpoint.declared import (
+    CONFIG_FILE,
+    MODULES_FILE,
+    TRANSFORMER_FILES,
+    Declared,
+    Dense,
+    Normalize,
+    PoolingMode,
+    Task,
+)
+from tessera.errors import CheckpointError
+from tessera.models.base import DeclaredModel, Model, OutputKind, Role
+from tessera.nn.spec import Pooling, TextSpec
+
+_TASKS: Final[Mapping[OutputKind, Task]] = {
+    OutputKind.VECTOR: "embed",
+    OutputKind.SCORE: "score",
+    OutputKind.TOKENS: "tokens",
+}
+_POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+
+
+def declared_of(model: Model) -> Declared:
+    """Return what the checkpoint of a model declares, nothing for a family from elsewhere that reads none."""
+    return model.declared if isinstance(model, DeclaredModel) else Declared(directory=model.path)
+
+
+def pooling_modes(model: Model) -> list[PoolingMode] | None:
+    """Return the modes of pooling, None for what is not pooled to a vector."""
+    if model.output.kind is not OutputKind.VECTOR:
+        return None
+    if (pooling := declared_of(model).pooling) is not None:
+        return list(pooling.modes)
+    return [mode for mode, own in _POOLINGS.items() if own == model.output.pooling] or None
+
+
+def check_task(declared: Declared, kind: OutputKind, *, family: str) -> None:
+    """Raise ``CheckpointError`` for a checkpoint of another task than what the family gives."""
+    if declared.task is None or declared.task == _TASKS[kind]:
+        return
+    raise CheckpointError(
+        f"{declared.task_key} declares the task {declared.task!r}; family {family} does"
+        f" {_TASKS[kind]!r} alone"
+    )
+
+
+def declared_text(
+    text: TextSpec, declared: Declared, *, family: str, kind: OutputKind, lower_case: bool = False
+) -> TextSpec:
+    """Return the tower with the pooling, the steps and the width that are declared, causal or not.
+
+    With ``lower_case`` the family's texts become lower case where that is declared.
+    Raises ``CheckpointError`` for what the family does not do, and for sizes that do not fit.
+    """
+    check_task(declared, kind, family=family)
+    if declared.adapter is not None:
+        raise CheckpointError(f"{declared.adapter}: peft_type: adapters are not read by family {family}")
+    if declared.lower_case and not lower_case:
+        file = declared.directory / TRANSFORMER_FILES[0]
+        raise CheckpointError(f"{file}: do_lower_case is true, which family {family} does not do")
+    if declared.causal is not None:
+        text = replace(text, layer=replace(text.layer, causal=declared.causal))
+    if declared.pooling is not None:
+        text = _pooled(text, declared)
+    # A vector is normalised in the end, or on request.
+    steps = declared.steps[:-1] if declared.normalize else declared.steps
+    if steps and kind is not OutputKind.VECTOR:
+        raise CheckpointError(
+            f"{declared.directory / MODULES_FILE}: type: family {family} does no modules behind the"
+            " Transformer"
+        )
+    text = replace(text, steps=steps)
+    _check_steps(text)
+    cut = declared.truncate_dim
+    return text if cut is None or cut >= text.width else replace(text, cut=cut)
+
+
+def longest(assumed: int, declared: Declared) -> int:
+    """Return the longest input in tokens, the shorter of the two.
+
+    A tokenizer's own limit counts beside ``modules.json`` alone, whose authors keep theirs there.
+    """
+    if declared.max_tokens is None or (declared.limit_of_tokenizer and not declared.modules):
+        return assumed
+    return min(assumed, declared.max_tokens)
+
+
+def role_prompts(declared: Declared, assumed: Mapping[Role, str]) -> dict[Role, str]:
+    """Return the prompt of each role: the declared one, else the assumed one.
+
+    An input without a role gets the default prompt, as ``encode`` of the reference gives it.
+    """
+    prompts = dict(assumed)
+    if declared.query_prompt is not None:
+        prompts[Role.QUERY] = declared.query_prompt
+    if declared.document_prompt is not None:
+        prompts[Role.PASSAGE] = declared.document_prompt
+    if declared.default_prompt is not None:
+        prompts[Role.NONE] = declared.prompts.get(declared.default_prompt, "")
+    return prompts
+
+
+def check_prompts(declared: Declared, prompts: Mapping[Role, str]) -> None:
+    """Raise ``CheckpointError`` for a pooling that leaves out prompts which there are."""
+    pooling = declared.pooling
+    if (
+        pooling is not None
+        and not pooling.include_prompt
+        and any((*prompts.values(), *declared.prompts.values()))
+    ):
+        raise _refusal(pooling.file, "include_prompt is false, and pooling without prompts is not done")
+
+
+def _pooled(text: TextSpec, declared: Declared) -> TextSpec:
+    pooling = declared.pooling
+    assert pooling is not None
+    if unknown := [mode for mode in pooling.modes if mode not in _POOLINGS]:
+        raise _refusal(
+            pooling.file, f"pooling_mode {unknown[0]!r} is none of {list(_POOLINGS)}, which are done"
+        )
+    if pooling.width is not None and pooling.width != text.layer.hidden:
+        raise _refusal(
+            pooling.file, f"embedding_dimension is {pooling.width}, and tokens have {text.layer.hidden}"
+        )
+    first, *besides = (_POOLINGS[mode] for mode in pooling.modes)
+    return replace(text, pooling=first, besides=tuple(besides))
+
+
+def _check_steps(text: TextSpec) -> None:
+    width = text.pooled_width
+    for step in text.steps:
+        if isinstance(step, Normalize):
+            continue
+        inner, key = (step.inner, "in_features") if isinstance(step, Dense) else (step.width, "dimension")
+        if inner != width:
+            raise _refusal(step.folder / CONFIG_FILE, f"{key} is {inner}, and the row has {width}")
+        width = step.width
+
+
+def _refusal(file: Path, complaint: str) -> CheckpointError:
+    return CheckpointError(f"{file}: {complaint}", param=complaint.split()[0])

@@ -1,0 +1,111 @@
+"""A checkpoint of an encoder as the rest of Tessera sees it; opening needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+import msgspec
+import numpy as np
+
+from tessera.checkpoint.declared import read_declared
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.weights import stored_tensors
+from tessera.errors import ConfigError
+from tessera.models.base import Content, ImagePlan, Int32Array, Role
+from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.encoder.config import Names, read_encoder
+from tessera.models.prompts import Run, Segment, texts_of
+from tessera.models.stages import StageModule
+from tessera.models.tower import CONFIG_FILE, TowerModel
+from tessera.nn.spec import EncoderSpec, Pooling
+
+MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``pooling`` is for a checkpoint that declares none; prompts that are not empty win over declared ones.
+
+    ``max_tokens`` bounds one input.
+    """
+
+    pooling: Literal["mean", "cls", "lasttoken"] = "mean"
+    query_prompt: str = ""
+    document_prompt: str = ""
+    max_tokens: MaxTokens = 8_192
+
+
+class PairOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``activation`` makes the score of a logit; ``max_tokens`` bounds one pair."""
+
+    activation: Literal["declared", "sigmoid", "identity"] = "declared"
+    max_tokens: MaxTokens = 8_192
+
+
+_POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+
+
+class EncoderModel(TowerModel):
+    """Base of encoders; an input is a first token, a prompt with the texts, and a last token.
+
+    ``first`` and ``last`` are these tokens where ``tokenizer_config.json`` does not name them, ``stems`` what
+    may stand before the names of tensors, and ``head_names`` what a head's products are called.
+    """
+
+    lowers_case = True
+    first: ClassVar[str]
+    last: ClassVar[str]
+    stems: ClassVar[tuple[str, ...]]
+    head_names: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, path: Path, options: Options) -> None:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        config = Section.read(path / CONFIG_FILE)
+        self._open(config, read_encoder(config, pooling=_POOLINGS[options.pooling]), options)
+        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
+        self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
+        check_prompts(self.declared, self._prompts)
+
+    def _open(self, config: Section, text: EncoderSpec, options: Options | PairOptions) -> None:
+        path, lower_case = config.path.parent, read_declared(config.path.parent).lower_case
+        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
+        self._types = text.types
+        most = min(options.max_tokens, text.positions - self.unused_positions(config))
+        TowerModel.__init__(self, path, text, tokenizer, options, max_tokens=most, dimensions=frozenset())
+        self._first = tokenizer.id_of(token_name(path, "cls_token", self.first))
+        self._last = tokenizer.id_of(token_name(path, "sep_token", self.last))
+
+    def unused_positions(self, config: Section) -> int:
+        """Return how many rows of the positions no token has."""
+        return 0
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """The role's prompt and the texts, joined as they are, between the two tokens."""
+        return [self._first, Run(self._prompts[content.role], "".join(texts_of(content))), self._last]
+
+    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
+        """int32 ``[2, tokens]``: the row of each token among the positions, and its type."""
+        return np.stack((self.places(tokens), self.types(tokens)))
+
+    def places(self, tokens: Int32Array) -> Int32Array:
+        """int32 ``[tokens]``: the row of each token among the learned positions."""
+        return np.arange(len(tokens), dtype=np.int32)
+
+    def types(self, tokens: Int32Array) -> Int32Array:
+        """int32 ``[tokens]``: a single text is of type 0."""
+        return np.zeros(len(tokens), np.int32)
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The place of every tensor that is used; raises ``CheckpointError``."""
+        names = Names(self.text.layers, self.stems, self.head_names)
+        return stored_tensors(self.path, self.text.shapes("text."), names)
+
+    def load_stage(
+        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
+    ) -> StageModule:
+        """Raises ``ConfigError``: nothing is compiled of learned positions and token types."""
+        raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")

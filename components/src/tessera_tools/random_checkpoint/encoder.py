@@ -1,0 +1,167 @@
+"""Random checkpoints of BERT and XLM-RoBERTa, and of their cross-encoders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.models.tower import CONFIG_FILE
+from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
+from tessera_tools.random_checkpoint.spec import Sizes, declared_json
+from tessera_tools.random_checkpoint.weights import RandomTensor
+
+_Shapes = dict[str, tuple[int, ...]]
+_PROMPTS: Final = {"query": "query: ", "document": "passage: "}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """A checkpoint of BERT, or with ``roberta`` of XLM-RoBERTa; ``scores`` gives it a head of one label.
+
+    ``prefix`` stands before the names of all tensors but the head's. An ``activation`` is declared as
+    ``sentence-transformers`` does for cross-encoders; None: it is not.
+    """
+
+    hidden: int = 128
+    layers: int = 3
+    heads: int = 4
+    intermediate: int = 256
+    vocab_size: int = 2000
+    max_positions: int = 512
+    types: int = 2
+    roberta: bool = False
+    scores: bool = False
+    prefix: str = ""
+    activation: str | None = None
+    shards: int = 1
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        """The JSON files by name; an embedder declares the mean, and E5's prompts."""
+        pieces = unigram(self.vocab_size) if self.roberta else word_piece(self.vocab_size)
+        return {
+            CONFIG_FILE: self._config(dtype),
+            TOKENIZER_FILE: pieces,
+            TOKENIZER_CONFIG_FILE: self._tokenizer_config(),
+            **({} if self.scores else declared_json("mean_tokens", self.hidden, prompts=_PROMPTS)),
+        }
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        """The tensors in the files' order."""
+        for name, shape in self._shapes().items():
+            mean, deviation = _distribution(name, shape)
+            yield RandomTensor(name=name, shape=shape, mean=mean, deviation=deviation)
+
+    def _config(self, dtype: str) -> dict[str, Any]:
+        name, kind = ("XLMRoberta", "xlm-roberta") if self.roberta else ("Bert", "bert")
+        declared: dict[str, Any] = {}
+        if self.scores:
+            declared |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        if self.activation is not None:
+            declared["sbert_ce_default_activation_function"] = self.activation
+        return {
+            "architectures": [f"{name}ForSequenceClassification" if self.scores else f"{name}Model"],
+            "model_type": kind,
+            "torch_dtype": dtype,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.intermediate,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5 if self.roberta else 1e-12,
+            "max_position_embeddings": self.max_positions,
+            "type_vocab_size": self.types,
+            "vocab_size": self.vocab_size,
+            "pad_token_id": 1 if self.roberta else 0,
+            "position_embedding_type": "absolute",
+            **declared,
+        }
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        if self.roberta:
+            first, pad, last, unknown, mask = ROBERTA
+        else:
+            pad, unknown, first, last, mask = BERT
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "cls_token": first,
+            "sep_token": last,
+            "pad_token": pad,
+            "unk_token": unknown,
+            "mask_token": mask,
+            "model_max_length": self.max_positions - (2 if self.roberta else 0),
+        }
+
+    def _shapes(self) -> _Shapes:
+        hidden, wide = self.hidden, self.intermediate
+        shapes: _Shapes = {
+            "embeddings.word_embeddings.weight": (self.vocab_size, hidden),
+            "embeddings.position_embeddings.weight": (self.max_positions, hidden),
+            "embeddings.token_type_embeddings.weight": (self.types, hidden),
+            **_norm("embeddings", hidden),
+        }
+        for number in range(self.layers):
+            layer = f"encoder.layer.{number}"
+            for name in ("query", "key", "value"):
+                shapes |= _product(f"{layer}.attention.self.{name}", hidden, hidden)
+            shapes |= _product(f"{layer}.attention.output.dense", hidden, hidden)
+            shapes |= _norm(f"{layer}.attention.output", hidden)
+            shapes |= _product(f"{layer}.intermediate.dense", hidden, wide)
+            shapes |= _product(f"{layer}.output.dense", wide, hidden)
+            shapes |= _norm(f"{layer}.output", hidden)
+        if not (self.roberta and self.scores):
+            shapes |= _product("pooler.dense", hidden, hidden)
+        shapes = {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
+        if self.scores and self.roberta:
+            shapes |= _product("classifier.dense", hidden, hidden)
+            shapes |= _product("classifier.out_proj", hidden, 1)
+        elif self.scores:
+            shapes |= _product("classifier", hidden, 1)
+        return shapes
+
+
+def _product(name: str, inner: int, columns: int) -> _Shapes:
+    return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
+
+
+def _norm(name: str, width: int) -> _Shapes:
+    return {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and deviation that show a mistake: norms and biases are far from trivial."""
+    if "LayerNorm" in name:
+        return (1.0, 0.2) if name.endswith("weight") else (0.0, 0.2)
+    if name.endswith("bias"):
+        return 0.0, 0.2
+    if "embeddings" in name:
+        return 0.0, 0.5
+    gain = 2.0 if ".query." in name or ".key." in name else 1.0
+    if name.startswith("classifier") and shape[0] == 1:  # logits of pairs deviate by more than 1
+        gain = 8.0
+    return 0.0, gain / math.sqrt(shape[1])
+
+
+_ROBERTA: Final[Mapping[str, Any]] = {"roberta": True, "types": 1, "max_positions": 514}
+_BASE: Final[Mapping[str, Any]] = {"hidden": 768, "layers": 12, "heads": 12, "intermediate": 3072}
+_LARGE: Final[Mapping[str, Any]] = {"hidden": 1024, "layers": 24, "heads": 16, "intermediate": 4096}
+_MINI: Final[Mapping[str, Any]] = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536}
+_UNCASED: Final[Mapping[str, Any]] = {"vocab_size": 30522}
+_MULTILINGUAL: Final[Mapping[str, Any]] = {"vocab_size": 250002, "max_positions": 8194}
+
+TINY = EncoderSpec()
+FULL = EncoderSpec(**_BASE, **_UNCASED)
+RERANK_TINY = EncoderSpec(scores=True, prefix="bert.", activation="torch.nn.modules.linear.Identity")
+RERANK_FULL = replace(RERANK_TINY, **_MINI, **_UNCASED)
+ROBERTA_TINY = EncoderSpec(**_ROBERTA)
+ROBERTA_FULL = EncoderSpec(**{**_ROBERTA, **_LARGE, **_MULTILINGUAL})
+ROBERTA_RERANK_TINY = EncoderSpec(**_ROBERTA, scores=True, prefix="roberta.")
+ROBERTA_RERANK_FULL = replace(ROBERTA_FULL, scores=True, prefix="roberta.")
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)
+RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
+ROBERTA_SIZES: Final = Sizes(tiny=ROBERTA_TINY, full=ROBERTA_FULL)
+ROBERTA_RERANK_SIZES: Final = Sizes(tiny=ROBERTA_RERANK_TINY, full=ROBERTA_RERANK_FULL)

@@ -1,0 +1,147 @@
+"""What an encoder's files say: prompts, pooling, names of tensors, the longest input, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tessera.errors import CheckpointError, ConfigError
+from tessera.models import open_model
+from tessera.models.base import Content, Model, Role, Truncate
+from tessera_tools.random_checkpoint.encoder import FULL, ROBERTA_FULL, ROBERTA_TINY, TINY, EncoderSpec
+from tests.models.bert.cases import CASES
+from tests.models.conftest import WriteCheckpoint
+from tests.models.running import batch_of, cosines, vectors
+
+
+def tokens(model: Model, text: str, role: Role = Role.NONE, most: int = 512) -> list[int]:
+    content = Content(parts=(text,), role=role)
+    return list(model.prompt(content, max_tokens=most, truncate=Truncate.END, param="x").tokens.tolist())
+
+
+@pytest.fixture
+def copied(written: WriteCheckpoint, tmp_path: Path) -> Path:
+    path = tmp_path / "copied"
+    shutil.copytree(written(TINY), path)
+    return path
+
+
+def change(path: Path, file: str, **changes: Any) -> None:
+    content = json.loads((path / file).read_text())
+    (path / file).write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
+def test_prompts_by_role(written: WriteCheckpoint, spec: EncoderSpec) -> None:
+    model = open_model(written(spec))
+    assert tokens(model, "river", Role.QUERY) == tokens(model, "query: river")
+    assert tokens(model, "river", Role.PASSAGE) == tokens(model, "passage: river")
+    assert tokens(model, "river", Role.QUERY) != tokens(model, "river")
+    named = open_model(written(spec), {"query_prompt": "the "})
+    assert tokens(named, "river", Role.QUERY) == tokens(model, "the river")
+
+
+def test_a_text_that_is_too_long_keeps_its_prompt_and_its_end(written: WriteCheckpoint) -> None:
+    model = open_model(written(TINY))
+    whole = tokens(model, "river under the bridge by the old temple", Role.QUERY)
+    cut = tokens(model, "river under the bridge by the old temple", Role.QUERY, most=len(whole) - 2)
+    assert cut == [*whole[:-3], whole[-1]]
+
+
+@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
+@pytest.mark.parametrize("text", ["[SEP]", "a [CLS] b", "</s>", "<s>x</s>", "<mask>", "[MASK][PAD]", "<pad>"])
+def test_control_tokens_that_a_text_spells_are_text(
+    written: WriteCheckpoint, spec: EncoderSpec, text: str
+) -> None:
+    model = open_model(written(spec))
+    unknown = 3 if spec.roberta else 1
+    inside = set(tokens(model, text)[1:-1])
+    assert inside and not inside & ({*range(5), spec.vocab_size - 1} - {unknown, 4 if spec.roberta else 1})
+
+
+def test_declared_lower_case(written: WriteCheckpoint, tmp_path: Path) -> None:
+    path = tmp_path / "lower"
+    shutil.copytree(written(ROBERTA_TINY), path)
+    before = tokens(open_model(path), "The RIVER")
+    assert before != tokens(open_model(path), "the river")
+    (path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert tokens(open_model(path), "The RIVER") == tokens(open_model(path), "the river")
+
+
+def test_the_longest_input(copied: Path) -> None:
+    assert open_model(copied).max_tokens == 512
+    (copied / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    assert open_model(copied).max_tokens == 256
+    assert open_model(copied, {"max_tokens": 100}).max_tokens == 100
+    (copied / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4096}))
+    assert open_model(copied).max_tokens == 512
+
+
+def test_pooling_that_is_declared_and_that_is_not(copied: Path) -> None:
+    assert open_model(copied, {"pooling": "cls"}).output.pooling == "mean"
+    change(copied, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
+    assert open_model(copied).output.pooling == "first"
+    (copied / "modules.json").unlink()
+    assert open_model(copied).output.pooling == "mean"
+    assert open_model(copied, {"pooling": "cls"}).output.pooling == "first"
+
+
+def test_buffers_and_names_of_the_first_years(copied: Path) -> None:
+    expected = computed(copied)
+    stored = load_file(copied / "model.safetensors")
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in stored.items()
+    }
+    renamed["embeddings.position_ids"] = np.arange(512, dtype=np.int64)[None]
+    renamed["cls.predictions.bias"] = np.zeros(2000, np.float32)
+    save_file(renamed, copied / "model.safetensors", {"format": "pt"})
+    assert cosines(computed(copied), expected).min() > 0.999999
+
+
+def computed(path: Path) -> np.ndarray:
+    model = open_model(path)
+    return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder is true; decoders are not supported"),
+        ({"auto_map": {"AutoModel": "jina--modeling_bert.JinaBertModel"}}, "auto_map names code"),
+        ({"hidden_act": "gelu_fast"}, "hidden_act"),
+        ({"num_attention_heads": 7}, "must be a multiple of num_attention_heads 7"),
+        ({"architectures": ["BertForTokenClassification"]}, "'bert' is served with"),
+    ],
+)
+def test_configurations_that_are_not_served(copied: Path, changes: dict[str, Any], words: str) -> None:
+    change(copied, "config.json", **changes)
+    with pytest.raises(CheckpointError, match=words):
+        open_model(copied)
+
+
+def test_nothing_is_compiled_of_it(written: WriteCheckpoint) -> None:
+    model: Any = open_model(written(TINY))
+    with pytest.raises(ConfigError, match="family bert offers no stages to compile or export"):
+        model.load_stage("text", layout="packed", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters"),
+    [
+        (FULL, 109_482_240),
+        (replace(FULL, hidden=384, layers=6, intermediate=1536), 22_713_216),
+        (ROBERTA_FULL, 567_754_752),
+    ],
+)
+def test_the_published_sizes(spec: EncoderSpec, parameters: int, tmp_path: Path) -> None:
+    assert sum(math.prod(tensor.shape) for tensor in spec.tensors(tmp_path)) == parameters

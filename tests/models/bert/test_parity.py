@@ -1,0 +1,157 @@
+"""Vectors against transformers' own classes reading the same files, and against likely mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from tessera.models import open_model
+from tessera.models.base import Model
+from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, TINY, EncoderSpec
+from tests.models.bert.cases import CASES
+from tests.models.conftest import WriteCheckpoint
+from tests.models.running import Given, batch_of, cosines, vectors
+from tests.references.encoder import EncoderReference
+
+# The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
+BARS = {"float32": 1 - 1e-9, "bfloat16": 0.998}
+CONFIGURATIONS: dict[str, EncoderSpec] = {
+    "bert": TINY,
+    "bert. before names, shards": replace(TINY, layers=2, prefix="bert.", shards=2),
+    "bert, one token type": replace(TINY, types=1, heads=8),
+    "xlm-roberta": ROBERTA_TINY,
+    "roberta. before names": replace(ROBERTA_TINY, prefix="roberta.", hidden=64),
+}
+
+Record = Callable[[str, Any], None]
+Built = tuple[str, Model, EncoderReference, np.ndarray]
+"""The configuration, the model, its reference and the reference's vectors of ``CASES``."""
+
+
+def reference_vectors(reference: EncoderReference) -> np.ndarray:
+    return np.stack([reference.answer(given) for given in CASES])
+
+
+def computed(path: Path, dtype: str = "float32") -> np.ndarray:
+    model = open_model(path)
+    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, None, CASES))
+
+
+@pytest.fixture(scope="module", params=CONFIGURATIONS)
+def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
+    path = written(CONFIGURATIONS[request.param])
+    reference = EncoderReference(path)
+    return request.param, open_model(path), reference, reference_vectors(reference)
+
+
+@pytest.mark.parametrize("dtype", BARS)
+def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
+    name, model, reference, expected = built
+    batch = batch_of(model, None, CASES)
+    for given, start, stop in zip(CASES, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+        tokens = batch.input_ids[start:stop].tolist()
+        assert tokens == reference.tokens("".join(map(str, given.parts)))
+    assert max(batch.lengths) > 200
+    found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch)
+    cosine = cosines(found, expected).min()
+    line = f"{name:30}{dtype:10}worst cosine {cosine:.7f}"
+    record_property("parity of encoders with transformers in float32", line)
+    assert cosine >= BARS[dtype], line
+
+
+def test_company_changes_nothing(built: Built) -> None:
+    _, model, *_ = built
+    text = model.load_text(dtype="float32", device="cpu")
+    alone = np.concatenate([vectors(model, text, batch_of(model, None, [given])) for given in CASES])
+    together = vectors(model, text, batch_of(model, None, CASES[::-1]))[::-1]
+    assert cosines(together, alone).min() >= 0.999999
+
+
+def test_token_ids_with_padding_among_them(built: Built) -> None:
+    """RoBERTa gives such a token padding's position and does not count it."""
+    _, model, reference, _ = built
+    ids = (0, 1, 6, 2, 1, 1, 9, 0)
+    text = model.load_text(dtype="float32", device="cpu")
+    found = vectors(model, text, batch_of(model, None, [Given(parts=(ids,))]))
+    assert cosines(found, reference.vector(list(ids))[None])[0] >= BARS["float32"]
+
+
+def test_the_longest_input(built: Built) -> None:
+    _, model, reference, _ = built
+    ids = tuple(5 + place % 1000 for place in range(model.max_tokens))
+    assert model.max_tokens == 512
+    text = model.load_text(dtype="float32", device="cpu")
+    found = vectors(model, text, batch_of(model, None, [Given(parts=(ids,))]))
+    assert cosines(found, reference.vector(list(ids))[None])[0] >= BARS["float32"]
+
+
+def test_the_cases_are_far_apart(built: Built) -> None:
+    *_, expected = built
+    assert (expected @ expected.T - np.eye(len(CASES))).max() < 0.98
+
+
+def positions_from_the_next_row(reference: EncoderReference) -> None:
+    table = reference.model.embeddings.position_embeddings.weight
+    table.data = table.data.roll(-1, 0)
+
+
+def tanh_form_of_gelu(reference: EncoderReference) -> None:
+    for layer in reference.model.encoder.layer:
+        layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+
+
+def no_token_type(reference: EncoderReference) -> None:
+    reference.model.embeddings.token_type_embeddings.weight.data.zero_()
+
+
+def another_epsilon(reference: EncoderReference) -> None:
+    for module in reference.model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 0.1
+
+
+def first_token(reference: EncoderReference) -> None:
+    reference.pool = lambda hidden: hidden[0]  # type: ignore[method-assign]
+
+
+def control_tokens_left_out_of_the_mean(reference: EncoderReference) -> None:
+    reference.pool = lambda hidden: hidden[1:-1].mean(0)  # type: ignore[method-assign]
+
+
+def no_last_token(reference: EncoderReference) -> None:
+    whole = reference.tokens
+    reference.tokens = lambda text: whole(text)[:-1]  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        positions_from_the_next_row,
+        tanh_form_of_gelu,
+        no_token_type,
+        another_epsilon,
+        first_token,
+        control_tokens_left_out_of_the_mean,
+        no_last_token,
+    ],
+)
+def test_a_mistake_fails_the_bar(
+    mistake: Callable[[EncoderReference], None],
+    spec: EncoderSpec,
+    written: WriteCheckpoint,
+    record_property: Record,
+) -> None:
+    path = written(spec)
+    reference = EncoderReference(path)
+    mistake(reference)
+    cosine = cosines(computed(path), reference_vectors(reference)).min()
+    line = f"{mistake.__name__.replace('_', ' '):40}1 - worst cosine {1 - cosine:.2e}"
+    record_property("parity of encoders with references that make one mistake", line)
+    assert cosine < BARS["float32"], line
