@@ -39,12 +39,13 @@ def write_checkpoint(path: Path, spec: Spec, *, seed: int = 0, dtype: str = "flo
     with atomic_directory(path, first_wins=True) as partial:
         for name, content in spec.files(dtype, seed).items():
             # The mark is for the try-it page, which must not pass off noise as search results.
-            marked = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
+            marked: Any = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
             _write_json(partial / name, marked)
         write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tessera.checkpoint.section import Section
 from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
 from tessera.nn.spec import RopeSpec, TextSpec
+
+THETA: Final = 1_000_000.0
+"""The default of text models."""
 
 
 def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:
