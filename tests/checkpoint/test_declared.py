@@ -207,6 +207,9 @@ def test_the_longest_input_is_explicit_or_the_tokenizers(tmp_path: Path) -> None
 
 def test_prompts_by_name_and_by_role(tmp_path: Path) -> None:
     name = "config_sentence_transformers.json"
+    write(tmp_path, name, {"prompts": {"query": "Q: "}, "default_prompt_name": "s", "truncate_dim": 7})
+    assert read_declared(tmp_path) == Declared(directory=tmp_path)
+    write_modules(tmp_path, ("Transformer", ""))
     prompts = {"query": "Q: ", "document": "", "passage": "P: ", "corpus": "C: ", "other": None}
     write(tmp_path, name, {"prompts": prompts, "default_prompt_name": "passage", "truncate_dim": 64})
     declared = read_declared(tmp_path)

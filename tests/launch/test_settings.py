@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -98,7 +99,16 @@ def test_a_setting_may_be_what_the_processes_take() -> None:
     known = {field.setting.flag: field.choices for field in both}
     for each in settings():
         assert each.choices == known.get(each.setting.flag, each.choices)
-    assert sum(bool(each.choices) for each in settings()) == 7
+    assert sum(bool(each.choices) for each in settings()) == 8
+
+
+def test_a_task_is_an_option_of_the_model() -> None:
+    given = {"TESSERA_TASK": "embed", "TESSERA_MODEL_OPTIONS": '{"max_tokens": 64}'}
+    assert json.loads(LaunchSettings.read(given).model_options) == {"max_tokens": 64, "task": "embed"}
+    assert json.loads(LaunchSettings.read({"TESSERA_TASK": "embed"}).model_options) == {"task": "embed"}
+    assert LaunchSettings.read({"TESSERA_TASK": "auto"}).model_options == ""
+    no_object = {"TESSERA_TASK": "embed", "TESSERA_MODEL_OPTIONS": "[1"}
+    assert LaunchSettings.read(no_object).model_options == "[1"
 
 
 def every(kind: type[msgspec.Struct]) -> Iterator[Field]:

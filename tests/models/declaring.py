@@ -47,7 +47,7 @@ def layer_norm(width: int) -> Module:
 def declare(
     source: Path, target: Path, *modules: Module, config: Mapping[str, Any] = {}, **files: Mapping[str, Any]
 ) -> Path:
-    """A copy of a checkpoint with modules behind its transformer.
+    """A copy of a checkpoint with these modules behind its transformer, or with its own.
 
     ``config`` replaces keys of ``config.json``; ``files`` are JSON files by their names without the ending.
     """
@@ -55,6 +55,8 @@ def declare(
     for path in source.iterdir():
         if path.is_file():
             (target / path.name).symlink_to(path)
+        elif not modules:
+            shutil.copytree(path, target / path.name)
     entries = [{"idx": 0, "name": "0", "path": "", "type": f"{_PACKAGE}Transformer"}]
     for place, module in enumerate(modules, 1):
         folder = f"{place}_{module.name}"
@@ -77,9 +79,3 @@ def write(path: Path, content: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_text(json.dumps(content))
-
-
-def copied(source: Path, target: Path) -> Path:
-    """A copy whose files may be changed."""
-    shutil.copytree(source, target)
-    return target

@@ -6,7 +6,7 @@ on the same directory where it is installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch.nn import functional
 
 from tessera.errors import CheckpointError
 from tessera.models import open_model
-from tessera.models.base import Model
+from tessera.models.base import Content, Model, Role, Truncate
+from tessera_tools.random_checkpoint.llama import LlamaSpec
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.models.conftest import WriteCheckpoint
-from tests.models.declaring import Module, declare, dense, layer_norm
+from tests.models.declaring import Module, declare, dense, layer_norm, write
 from tests.models.running import Given, batch_of, cosines, vectors
 from tests.references.qwen3 import Qwen3Reference
 
 WIDTH = TINY.hidden
+LLAMA = LlamaSpec()
 TEXTS = ("a short text", "x", "The quick brown fox jumps over the lazy dog, and over 12 more of them.")
 CASES = [Given(parts=(text,)) for text in TEXTS]
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -198,6 +201,57 @@ def test_the_longest_input_is_what_is_declared(base: Path, tmp_path: Path) -> No
     assert open_model(longer).max_tokens == TINY.max_positions
     tokenizer = {"model_max_length": 64}
     assert open_model(declare(base, tmp_path / "t", MEAN, tokenizer_config=tokenizer)).max_tokens == 64
+
+
+def tokens(path: Path, role: Role, options: Mapping[str, object] = {}) -> list[int]:
+    model = open_model(path, options)
+    content = Content(parts=("text",), role=role)
+    return model.prompt(content, max_tokens=99, truncate=Truncate.NONE, param="x").tokens.tolist()
+
+
+PROMPTS = {"query": "Q: ", "document": "", "passage": "P: ", "s": "S: "}
+
+
+@pytest.mark.parametrize("family", ["qwen3_embedding", "llama_nemotron_embed"])
+def test_prompts_are_those_that_are_declared(family: str, written: WriteCheckpoint, tmp_path: Path) -> None:
+    spec, start, end = {
+        "qwen3_embedding": (TINY, [], [TINY.id_of("<|endoftext|>")]),
+        "llama_nemotron_embed": (LLAMA, [LLAMA.base_vocab], []),
+    }[family]
+    general = {"prompts": PROMPTS, "default_prompt_name": "s"}
+    path = declare(written(spec), tmp_path / "declared", MEAN, config_sentence_transformers=general)
+    if family == "llama_nemotron_embed":
+        write(path / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    for role, prompt in ((Role.QUERY, "Q: "), (Role.PASSAGE, "P: "), (Role.NONE, "S: ")):
+        ids = tokenizer.encode(f"{prompt}text", add_special_tokens=False).ids
+        assert tokens(path, role) == [*start, *ids, *end]
+
+
+def test_an_option_wins_over_a_declared_prompt(base: Path, tmp_path: Path) -> None:
+    general = {"prompts": PROMPTS}
+    path = declare(base, tmp_path / "declared", MEAN, config_sentence_transformers=general)
+    assert tokens(path, Role.QUERY, {"query_instruction": ""}) == tokens(path, Role.NONE)
+
+
+def test_pooling_without_prompts_is_refused_where_there_are_prompts(base: Path, tmp_path: Path) -> None:
+    pooling = Module("Pooling", {"pooling_mode": "mean", "include_prompt": False})
+    path = declare(base, tmp_path / "declared", pooling)
+    with pytest.raises(CheckpointError, match="include_prompt is false"):
+        open_model(path)
+    none = {"config_sentence_transformers": {"prompts": {"query": "", "document": ""}}}
+    assert open_model(declare(base, tmp_path / "none", pooling, **none)).output.pooling == "mean"
+
+
+def test_a_language_model_that_declares_no_vector_is_no_embedder(base: Path, tmp_path: Path) -> None:
+    path = declare(base, tmp_path / "chat")
+    (path / "modules.json").unlink()
+    with pytest.raises(CheckpointError, match=r"declares no way to make a vector.*--task embed"):
+        open_model(path)
+    assert open_model(path, {"task": "embed"}).output.pooling == "last"
+    write(path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    with pytest.raises(CheckpointError, match="declares the task 'score'"):
+        open_model(path, {"task": "embed"})
 
 
 def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> None:

@@ -192,7 +192,9 @@ def read_declared(directory: Path) -> Declared:
     modules = _Modules(directory)
     modules.read()
     max_tokens, of_tokenizer = _longest(directory, transformer)
-    prompts, default = _prompts(general)
+    # The reference reads prompts beside modules.json alone.
+    beside = general if modules.names else Section(path=general.path, values={})
+    prompts, default = _prompts(beside)
     adapter = directory / ADAPTER_FILE
     labels = _labels(config)
     task, task_key = _task(config, general, transformer, modules)
@@ -213,14 +215,14 @@ def read_declared(directory: Path) -> Declared:
         activation=_score_activation(config, general),
         labels=labels,
         logit_score=modules.logit_score,
-        truncate_dim=general.integer("truncate_dim") if general.has("truncate_dim") else None,
+        truncate_dim=beside.integer("truncate_dim") if beside.has("truncate_dim") else None,
         similarity=(
-            general.string("similarity_fn_name", among=_SIMILARITIES)
-            if general.has("similarity_fn_name")
+            beside.string("similarity_fn_name", among=_SIMILARITIES)
+            if beside.has("similarity_fn_name")
             else None
         ),
         adapter=adapter if adapter.exists() else None,
-        files=_files(directory, modules),
+        files=_files(directory, modules, general),
     )
 
 
@@ -454,9 +456,11 @@ def _task(
     return ("tokens", f"{config.path}: architectures") if architecture == "HF_ColBERT" else (None, "")
 
 
-def _files(directory: Path, modules: _Modules) -> tuple[str, ...]:
-    """Return the files that are there, sorted."""
-    names = [MODULES_FILE, PROMPTS_FILE, *TRANSFORMER_FILES, ADAPTER_FILE]
+def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, ...]:
+    """Return the files that are there and declare something, sorted."""
+    names = [MODULES_FILE, *TRANSFORMER_FILES, ADAPTER_FILE]
+    if modules.names or general.has("activation_fn") or general.has("model_type"):
+        names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
         names += (f"{folder}/{CONFIG_FILE}", f"{folder}/model.safetensors")
     return tuple(sorted(name for name in set(names) if (directory / name).exists()))

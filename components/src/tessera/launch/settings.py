@@ -5,6 +5,7 @@ The standard library alone: the launch scripts read it before anything is instal
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -138,6 +139,14 @@ class Shared:
     model_options: Annotated[
         str, _MODEL(metavar="JSON", help="an object with options of the model's family")
     ] = ""
+    model_task: Annotated[
+        Literal["auto", "embed"],
+        _MODEL(
+            flag="--task",
+            help="`auto` is what the checkpoint declares; `embed` takes a language model for an embedder "
+            "whose files do not declare how it makes a vector, as the model option `task` does",
+        ),
+    ] = "auto"
     dimensions_allowed: Annotated[
         str,
         _MODEL(
@@ -225,7 +234,10 @@ class Shared:
                 written[name] = f"{flag} {default}" if flag else f"{setting.variable}={default}"
                 continue
             values[name], written[name] = _parse(value, setting), value.said
-        return cls(**values, written=written, defaults=frozenset(written.keys() - values.keys()))
+        defaults = frozenset(written.keys() - values.keys())
+        if (task := values.get("model_task", "auto")) != "auto":
+            values["model_options"] = _with_option(values.get("model_options", ""), "task", task)
+        return cls(**values, written=written, defaults=defaults)
 
     def named(self, name: str) -> str:
         """A setting and its value as they were written: ``--port 8000``, or ``TESSERA_PORT=8000``."""
@@ -426,6 +438,15 @@ def log_format_of(environment: Mapping[str, str]) -> str:
     (setting,) = (field for field in read_fields(LaunchSettings) if field.name == "log_format")
     found = _in_environment(environment, setting)
     return found.text if found else ""
+
+
+def _with_option(options: str, name: str, value: str) -> str:
+    """Return an object in JSON with one more key; what is no object comes back as it is, to be refused."""
+    try:
+        parsed = json.loads(options or "{}")
+    except ValueError:
+        return options
+    return json.dumps({**parsed, name: value}) if isinstance(parsed, dict) else options
 
 
 def _in_environment(environment: Mapping[str, str], field: Field) -> Given | None:

@@ -15,6 +15,7 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.colqwen3.config import OPS, TOMORO
 from tessera.models.colqwen3.config import read_config as read_colqwen3_config
+from tessera.models.qwen3.config import DEFAULT_TASK
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
 from tessera.models.qwen3_rerank.model import read_config as read_rerank_config
@@ -22,7 +23,7 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.tower import CONFIG_FILE
-from tessera_tools.random_checkpoint.spec import Sizes, rope_json
+from tessera_tools.random_checkpoint.spec import Sizes, declared_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
@@ -63,8 +64,13 @@ class Qwen3Spec:
     text_prefix: str = "model."
     shards: int = 1
 
-    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""
+        prompts = {"query": f"Instruct: {DEFAULT_TASK}\nQuery:", "document": ""}
+        declared = declared_json("lasttoken", self.hidden, prompts=prompts)
+        return {**self._files(dtype, seed), **declared}
+
+    def _files(self, dtype: str, seed: int) -> dict[str, Any]:
         return {
             CONFIG_FILE: {
                 "architectures": ["Qwen3ForCausalLM"],
@@ -138,7 +144,7 @@ class Qwen3RerankSpec(Qwen3Spec):
     tied: bool = True
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        files: dict[str, Any] = {**Qwen3Spec.files(self, dtype, seed)}
+        files = self._files(dtype, seed)
         files[CONFIG_FILE]["tie_word_embeddings"] = self.tied
         answers = _with_answers(files[TOKENIZER_FILE]["model"])
         if self.layout == "classifier":
@@ -195,8 +201,8 @@ class Qwen3VLSpec(Qwen3Spec):
     deepstack: tuple[int, ...] = (0, 1, 2)
     max_trained_pixels: int = 1_310_720
 
-    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
-        files = Qwen3Spec.files(self, dtype, seed)
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        files = self._files(dtype, seed)
         files[CONFIG_FILE] = {
             "architectures": ["Qwen3VLForConditionalGeneration"],
             "model_type": "qwen3_vl",
@@ -257,7 +263,7 @@ class ColQwen3Spec(Qwen3VLSpec):
     bias: bool = True
     ops: bool = False
 
-    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
         files = Qwen3VLSpec.files(self, dtype, seed)
         if self.ops:
             kind = {"architectures": ["OpsColQwen3Model"], "model_type": OPS, "dims": self.width}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tessera.checkpoint.declared import MODULES_FILE, PROMPTS_FILE
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
 
@@ -16,8 +17,8 @@ class Spec(Protocol):
     @property
     def shards(self) -> int: ...
 
-    def files(self, dtype: str, seed: int) -> Mapping[str, dict[str, Any]]:
-        """The JSON files by name."""
+    def files(self, dtype: str, seed: int) -> Mapping[str, Any]:
+        """The JSON files by their place in the directory, at most one folder deep."""
         ...
 
     def tensors(self, directory: Path) -> Iterable[RandomTensor]:
@@ -31,6 +32,34 @@ class Sizes:
 
     tiny: Spec
     full: Spec
+
+
+def declared_json(
+    pooling: str, hidden: int, *, prompts: Mapping[str, str], normalize: bool = True
+) -> dict[str, Any]:
+    """The files by which ``sentence-transformers`` makes a vector: pooling, and what follows."""
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    return {
+        MODULES_FILE: [
+            {
+                "idx": place,
+                "name": str(place),
+                "path": f"{place}_{name}" if place else "",
+                "type": f"sentence_transformers.models.{name}",
+            }
+            for place, name in enumerate(names)
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden,
+            f"pooling_mode_{pooling}": True,
+            "include_prompt": True,
+        },
+        PROMPTS_FILE: {
+            "prompts": dict(prompts),
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
 
 
 def rope_json(key: str, theta: float, rope: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import weight_files
 from tessera.models.base import Content, Family, OutputKind, Role
 from tessera.models.colqwen3.config import OPS, TOMORO, read_config
+from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
@@ -33,6 +34,7 @@ from tessera.nn.spec import TextSpec
 _HEAD: Final = "text.head."
 _PREFIXES: Final = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *PREFIXES)
 _SMALLEST: Final = 32
+_QUERY_PREFIX: Final = "Query: "
 _ALONE: Final = "Describe the image."
 
 
@@ -44,7 +46,7 @@ class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
 
     min_pixels: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     max_pixels: Annotated[int, msgspec.Meta(ge=1, le=1 << 27)] = 1_310_720
-    query_prefix: str = "Query: "
+    query_prefix: str = _QUERY_PREFIX
     query_end_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)] = 10
 
 
@@ -62,7 +64,11 @@ class ColQwen3(Qwen3VLBody):
         # That of Ops is trained to be cut.
         widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
         super().__init__(path, config.body, options, dimensions=frozenset(widths))
-        self._prefix = options.query_prefix
+        self._prefixes = role_prompts(
+            self.declared, {Role.NONE: "", Role.PASSAGE: "", Role.QUERY: options.query_prefix}
+        )
+        if options.query_prefix != _QUERY_PREFIX:
+            self._prefixes[Role.QUERY] = options.query_prefix
         self._end_tokens = options.query_end_tokens
         self._answers = config.model_type == OPS
 
@@ -75,8 +81,8 @@ class ColQwen3(Qwen3VLBody):
             return [self.turn_start, *user, self.turn_end, *answer, self.end]
         text = "".join(texts_of(content))
         if content.role is Role.QUERY:
-            return [Run(self._prefix, text), *[self.end] * self._end_tokens]
-        return [Run("", text)]
+            return [Run(self._prefixes[Role.QUERY], text), *[self.end] * self._end_tokens]
+        return [Run(self._prefixes[content.role], text)]
 
     @cached_property
     def stored_text(self) -> TextSpec:

@@ -55,7 +55,7 @@ class LlamaNemotronEmbed(TowerModel):
             max_tokens=min(options.max_tokens, max_positions(config)),
             dimensions=_dimensions(config, text, self.kind),
         )
-        self._prefixes = read_prefixes(config)
+        self._prefixes = read_prefixes(config, declared=self.declared)
         self._bos = bos_of(tokenizer)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.section import Section
 from tessera.models.base import OutputKind
 from tessera.models.decoder import max_positions
@@ -57,7 +58,7 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
         projector=projector,
         text=text,
         image=_image(config, processor, vision),
-        prompt=_prompt(config, processor, text),
+        prompt=_prompt(config, processor, text, read_declared(directory)),
         max_tokens=_max_tokens(config, processor),
         dimensions=read_dimensions(config, text.layer.hidden),
     )
@@ -150,11 +151,13 @@ def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageCo
     )
 
 
-def _prompt(config: Section, processor: Section, text: TextSpec) -> PromptConfig:
+def _prompt(config: Section, processor: Section, text: TextSpec, declared: Declared) -> PromptConfig:
     image_token_id = config.integer("img_context_token_id", 128258, at_least=0)
     if image_token_id >= text.vocab_size:
         raise config.error("img_context_token_id", f"is {image_token_id}, vocab_size is {text.vocab_size}")
-    return PromptConfig(prefixes=read_prefixes(processor, config), image_token_id=image_token_id)
+    return PromptConfig(
+        prefixes=read_prefixes(processor, config, declared=declared), image_token_id=image_token_id
+    )
 
 
 def _max_tokens(config: Section, processor: Section) -> int:

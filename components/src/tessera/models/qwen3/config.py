@@ -11,6 +11,9 @@ from tessera.nn.spec import RopeSpec, TextSpec
 THETA: Final = 1_000_000.0
 """The default of text models."""
 
+DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
+"""What a query is for that says nothing else."""
+
 
 def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:
     """Read the decoder; ``theta`` is the default, ``sections`` says that positions have three axes.

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.errors import InvalidInput
+from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Content, Family, Role
+from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.qwen3.config import THETA, read_text
+from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
 
 _ARCHITECTURES: Final = ("Qwen3ForCausalLM", "Qwen3Model")
 _SMALLEST: Final = 32  # the narrowest vector that it was trained to be cut to
-_DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``query_instruction`` is the task of queries that name none; empty: they stay as they are."""
+    """``query_instruction`` is the task of queries that name none; empty: they stay as they are.
 
-    query_instruction: str = _DEFAULT_TASK
+    ``task`` takes a checkpoint for an embedder that does not declare how it makes a vector.
+    """
+
+    query_instruction: str = DEFAULT_TASK
+    task: Literal["auto", "embed"] = "auto"
     max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
 
 
@@ -46,19 +50,33 @@ class Qwen3Embedding(TowerModel):
         max_tokens = min(options.max_tokens, max_positions(config))
         widths = frozenset(range(_SMALLEST, text.layer.hidden))
         super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
-        self._query_instruction = options.query_instruction
+        if self.declared.pooling is None and options.task != "embed":
+            raise CheckpointError(
+                f"{path}: declares no way to make a vector: it has no modules.json with a Pooling, so it may"
+                " be a chat model or a reranker. --task embed (as a model option: task) takes its last token"
+            )
+        self._prompts = role_prompts(
+            self.declared, {Role.QUERY: template(options.query_instruction), Role.PASSAGE: "", Role.NONE: ""}
+        )
+        if options.query_instruction != DEFAULT_TASK:
+            self._prompts[Role.QUERY] = template(options.query_instruction)
+        check_prompts(self.declared, self._prompts)
         self._end = tokenizer.id_of(END_OF_TEXT)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """``Instruct: task``, a line break and ``Query:`` before a query; documents stand as they are."""
+        """The instruction before a query, or the role's prompt; documents stand as they are."""
         task = content.instruction
         if content.role is Role.PASSAGE and task is not None:
             raise InvalidInput(
                 f"{param} is a document with an instruction; queries alone take one", param=param
             )
-        if content.role is Role.QUERY and task is None:
-            task = self._query_instruction
-        return [Run(f"Instruct: {task}\nQuery:" if task else "", "".join(texts_of(content))), self._end]
+        prompt = self._prompts[content.role] if task is None else template(task)
+        return [Run(prompt, "".join(texts_of(content))), self._end]
+
+
+def template(task: str) -> str:
+    """``Instruct: task``, a line break and ``Query:``; nothing for no task."""
+    return f"Instruct: {task}\nQuery:" if task else ""
 
 
 def read_config(config: Section) -> TextSpec:

@@ -25,7 +25,7 @@ from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.pairs import PairTower
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
-from tessera.models.qwen3.config import THETA, read_text
+from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.tokenizer import TURN_END, TURN_START
 from tessera.models.stored_names import text_name
 from tessera.models.tower import CONFIG_FILE
@@ -36,7 +36,6 @@ _DECODER: Final = "Qwen3ForCausalLM"
 _HEAD: Final = "text.head."
 _EMBEDDINGS: Final = "text.embed_tokens.weight"
 _LOGITS: Final = "lm_head.weight"
-_INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 _SYSTEM: Final = (
     "system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided."
     ' Note that the answer can only be "yes" or "no".'
@@ -50,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pair.
     """
 
-    instruction: str = _INSTRUCTION
+    instruction: str = DEFAULT_TASK
     task: Literal["auto", "score"] = "auto"
     max_tokens: Annotated[int, msgspec.Meta(ge=128)] = 8_192
 

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.models.base import Content, Family
+from tessera.models.base import Content, Family, Role
+from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
@@ -36,10 +37,14 @@ class Qwen3VLEmbedding(Qwen3VLBody):
         widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
         super().__init__(path, config, options, dimensions=widths)
         self._instruction = options.instruction
+        # A prompt of this family is a system turn.
+        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        check_prompts(self.declared, self._prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
-        instruction = punctuated(content.instruction or "") or self._instruction
+        prompt = self._prompts[content.role] if content.instruction is None else content.instruction
+        instruction = punctuated(prompt) or self._instruction
         return [
             *(self.turn_start, Fixed(f"system\n{instruction}"), self.turn_end, Fixed("\n")),
             *(self.turn_start, *self.user(content, param=param), self.turn_end, Fixed("\n")),
