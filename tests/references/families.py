@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
-from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3VLReference
+from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3RerankReference, Qwen3VLReference
 from tests.references.rerank import RerankReference, RerankVLReference
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class Reference(Protocol):
 
 def reference_of(path: Path) -> Reference:
     """The reference for the checkpoint at ``path``."""
+    if (path / "1_LogitScore").exists():
+        return Qwen3RerankReference(path)
     kinds: dict[str, Callable[[Path], Reference]] = {
         "ColQwen3": ColQwen3Reference,
         "LlamaBidirectionalForSequenceClassification": RerankReference,
@@ -32,6 +34,7 @@ def reference_of(path: Path) -> Reference:
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
+        "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
     }
     return kinds[json.loads((path / "config.json").read_text())["architectures"][0]](path)

@@ -74,6 +74,12 @@ class Qwen3Rerank(PairTower):
         self._classifies = not text.head.contrast
         if self._classifies and self.declared.labels not in (None, 1):
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels}")
+        pooling = self.declared.pooling
+        if pooling is not None and pooling.modes != ("lasttoken",):
+            mode = " and ".join(map(repr, pooling.modes))
+            raise CheckpointError(
+                f"{pooling.file}: pooling_mode {mode}: a score of {self.family} is of the last token"
+            )
         self._instruction = options.instruction
         self._start, self._end = tokenizer.id_of(TURN_START), tokenizer.id_of(TURN_END)
         self._thought = tuple(tokenizer.id_of(name) for name in ("<think>", "</think>"))
