@@ -275,14 +275,9 @@ def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> N
         ((MEAN, dense(64, 16)), {}, "2_Dense/config.json: in_features is 64, and the row has 128"),
         ((MEAN, layer_norm(64)), {}, "2_LayerNorm/config.json: dimension is 64, and the row has 128"),
         (
-            (Module("LogitScore", {"true_token_id": 1, "false_token_id": 2}),),
-            {},
-            "modules.json: type declares the task 'score'; family qwen3_embedding does 'embed' alone",
-        ),
-        (
             (MEAN,),
             {"config_sentence_transformers": {"model_type": "CrossEncoder"}},
-            "config_sentence_transformers.json: model_type declares the task 'score'",
+            "1_Pooling/config.json: pooling_mode 'mean': a score of qwen3_rerank is of the last token",
         ),
         ((MEAN,), {"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case is true"),
         ((MEAN,), {"adapter_config": {"peft_type": "LORA"}}, "adapter_config.json: peft_type"),

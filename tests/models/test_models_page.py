@@ -14,6 +14,7 @@ from tessera.models.encoder.model import Options as EncoderOptions
 from tessera.models.encoder.model import PairOptions
 from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
+from tessera.models.qwen3_rerank.model import Options as Qwen3RerankOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
@@ -38,6 +39,7 @@ def test_every_family_is_described() -> None:
         ("colqwen3", ColQwen3Options),
         ("llama_nemotron_rerank", RerankOptions),
         ("qwen3_embedding", EmbeddingOptions),
+        ("qwen3_rerank", Qwen3RerankOptions),
         ("qwen3_vl_embedding", VLOptions),
         ("xlm_roberta", EncoderOptions),
         ("xlm_roberta_rerank", PairOptions),

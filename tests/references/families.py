@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
-from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3VLReference
+from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3RerankReference, Qwen3VLReference
 from tests.references.rerank import RerankReference, RerankVLReference
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ class Reference(Protocol):
 
 def reference_of(path: Path) -> Reference:
     """The reference for the checkpoint at ``path``."""
+    if (path / "1_LogitScore").exists():
+        return Qwen3RerankReference(path)
     kinds: dict[str, Callable[[Path], Reference]] = {
         "BertForSequenceClassification": CrossReference,
         "BertModel": EncoderReference,
@@ -35,6 +37,7 @@ def reference_of(path: Path) -> Reference:
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
+        "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
         "XLMRobertaForSequenceClassification": CrossReference,
         "XLMRobertaModel": EncoderReference,

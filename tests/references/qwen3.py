@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from tests.models.running import Given
+    from tests.models.running import Given, Pair
 
 END = "<|endoftext|>"
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -57,6 +57,57 @@ class Qwen3Reference:
     def answer(self, given: Given) -> np.ndarray:
         """The unit vector of an input of texts."""
         return self.vector(self.tokens("".join(map(str, given.parts)), given.role.value, given.instruction))
+
+
+class Qwen3RerankReference:
+    """Qwen3-Reranker at ``path`` in any of its layouts, in float32, as its model card scores pairs."""
+
+    before = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the"
+        ' Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    after = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    instruction = TASK
+
+    def __init__(self, path: str | Path) -> None:
+        from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+
+        self.config, self.tokenizer, weights = _files(Path(path))
+        config = Qwen3Config(**self.config, pad_token_id=self.tokenizer.token_to_id(END))
+        self.classifies = "score.weight" in weights
+        kind = Qwen3ForSequenceClassification if self.classifies else Qwen3ForCausalLM
+        if self.classifies:
+            config.num_labels = 1
+        self.model = kind._from_config(config, attn_implementation="sdpa")
+        if not self.classifies:
+            weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+        _fill(self.model, weights)
+        self.yes, self.no = (self.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
+        self.causal = True
+
+    def tokens(self, query: str, document: str, instruction: str | None) -> list[int]:
+        body = f"<Instruct>: {instruction or self.instruction}\n<Query>: {query}\n<Document>: {document}"
+        return [
+            token for part in (self.before, body, self.after) for token in self.tokenizer.encode(part).ids
+        ]
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> tuple[float, float]:
+        """Those of yes and no."""
+        mask = None if self.causal else _see_all(len(tokens))
+        hidden = self.model.model(
+            input_ids=torch.tensor([tokens]), attention_mask=mask, use_cache=False
+        ).last_hidden_state[0, -1]
+        if self.classifies:
+            return self.model.score(hidden).item(), 0.0
+        of_all = self.model.lm_head(hidden)
+        return of_all[self.yes].item(), of_all[self.no].item()
+
+    def answer(self, given: Pair) -> np.ndarray:
+        """The logarithm of the odds of yes, ``[1]``: what is left of the softmax of two logits."""
+        query, document = ("".join(map(str, side.parts)) for side in (given.query, given.document))
+        yes, no = self.logits(self.tokens(query, document, given.query.instruction))
+        return np.array([yes - no], np.float32)
 
 
 class Qwen3VLReference:

@@ -108,10 +108,18 @@ class TensorReader:
             self._mapped = 0
         self._mapped += tensor.nbytes
         try:
-            value: torch.Tensor = self._file[1].get_tensor(tensor.name)
+            value = self._value(tensor, self._file[1])
         except SafetensorError as error:
             raise CheckpointError(f"{tensor.file}: cannot read tensor {tensor.name!r}: {error}") from error
         into.copy_(value.view(-1))
+
+    @staticmethod
+    def _value(tensor: StoredTensor, file: Any) -> torch.Tensor:
+        if tensor.first is None:
+            whole: torch.Tensor = file.get_tensor(tensor.name)
+            return whole
+        rows: torch.Tensor = file.get_slice(tensor.name)[tensor.first : tensor.first + tensor.shape[0]]
+        return rows
 
 
 def _open(path: Path) -> Any:

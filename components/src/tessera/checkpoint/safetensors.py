@@ -8,7 +8,7 @@ nothing in the format can run code. The ``safetensors`` package reads tensors by
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +68,10 @@ def parse_header(header: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor's row-major, little-endian bytes lie; ``start`` counts from the file's beginning."""
+    """Where a tensor's row-major, little-endian bytes lie; ``start`` counts from the file's beginning.
+
+    With ``first`` it is a part of the tensor ``name``: so many rows as ``shape`` says, from that one on.
+    """
 
     name: str
     file: Path
@@ -76,6 +79,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     nbytes: int
+    first: int | None = None
+
+    def row(self, number: int) -> StoredTensor:
+        """Return one row of a matrix, ``[1, width]``."""
+        nbytes = self.nbytes // self.shape[0]
+        start, shape = self.start + number * nbytes, (1, *self.shape[1:])
+        return replace(self, shape=shape, start=start, nbytes=nbytes, first=number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,11 +140,11 @@ class Shared:
         str, _MODEL(metavar="JSON", help="an object with options of the model's family")
     ] = ""
     model_task: Annotated[
-        Literal["auto", "embed"],
+        Literal["auto", "embed", "score"],
         _MODEL(
             flag="--task",
-            help="`auto` is what the checkpoint declares; `embed` takes a language model for an embedder "
-            "whose files do not declare how it makes a vector, as the model option `task` does",
+            help="`auto` is what the checkpoint declares; `embed` and `score` take a language model whose "
+            "files do not declare it for an embedder or a reranker, as the model option `task` does",
         ),
     ] = "auto"
     dimensions_allowed: Annotated[

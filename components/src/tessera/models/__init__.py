@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import cast
 
 from tessera.checkpoint import source
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
-from tessera.models.base import ByArchitecture, Family, Model, OnHub, Prompt, Role, Truncate
+from tessera.models.base import ByArchitecture, ByTask, Family, Model, OnHub, Prompt, Role, Truncate
 from tessera.siblings import MODELS, siblings
 
 __all__ = [
@@ -38,6 +39,7 @@ _BUILT_IN = (
     "llama_nemotron_vl",
     "llama_nemotron_colembed_vl",
     "qwen3_embedding",
+    "qwen3_rerank",
     "qwen3_vl_embedding",
     "xlm_roberta",
     "xlm_roberta_rerank",
@@ -63,14 +65,15 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
 
     Raises what ``family_of`` raises, and ``ConfigError`` for an option that the family does not know.
     """
-    return family_of(path).open_model(Path(path).resolve(), options)
+    return family_of(path, options).open_model(Path(path).resolve(), options)
 
 
-def family_of(path: str | Path) -> Family:
+def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     """The family that serves the checkpoint directory at ``path``.
 
-    Raises ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type``
-    with its ``architectures``.
+    Of several the one of the task that the option ``task`` names, or the checkpoint. Raises
+    ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type`` with
+    its ``architectures``.
     """
     directory = Path(path).resolve()
     config = directory / "config.json"
@@ -89,14 +92,27 @@ def family_of(path: str | Path) -> Family:
         served = sorted({name for family in known for name in family.model_types})
         raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")
     named = parsed.get("architectures")
-    for family in of_type:
-        architectures = architectures_of(family)
-        if not named or not architectures or (isinstance(named, list) and named[0] in architectures):
+    serving = [family for family in of_type if _serves(family, named)]
+    tasks = {task: family for family in reversed(serving) if (task := _task_of(family)) is not None}
+    asked = options.get("task", "auto")
+    if tasks and (special := tasks.get(read_declared(directory).task if asked == "auto" else asked)):
+        return special
+    for family in serving:
+        if _task_of(family) is None:
             return family
     served = sorted(name for family in of_type for name in architectures_of(family))
     raise CheckpointError(
         f"{config}: model_type {model_type!r} is served with one of the architectures {served}, not {named!r}"
     )
+
+
+def _serves(family: Family, named: object) -> bool:
+    architectures = architectures_of(family)
+    return not named or not architectures or (isinstance(named, list) and named[0] in architectures)
+
+
+def _task_of(family: Family) -> object:
+    return family.task if isinstance(family, ByTask) else None
 
 
 def architectures_of(family: Family) -> Sequence[str]:

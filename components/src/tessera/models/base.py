@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from tessera.checkpoint.declared import Task
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.spec import Pooling
 
@@ -516,3 +517,14 @@ class ByArchitecture(Protocol):
 
     @property
     def architectures(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class ByTask(Protocol):
+    """A family that serves checkpoints of one task alone, where they or the model option ``task`` name it.
+
+    Without ``task`` it serves those that no such family does.
+    """
+
+    @property
+    def task(self) -> Task | None: ...

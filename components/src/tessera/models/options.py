@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from tessera.checkpoint.declared import Task
 from tessera.errors import ConfigError
 from tessera.models.base import Model
 
@@ -19,8 +20,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``architectures`` are those of ``ByArchitecture``, ``hub_models`` those of ``OnHub``. ``opened`` gives the
-    model of a checkpoint's directory and options; it raises ``CheckpointError``.
+    ``architectures`` are those of ``ByArchitecture``, ``task`` that of ``ByTask``, ``hub_models`` those of
+    ``OnHub``. ``opened`` gives the model of a checkpoint's directory and options; it raises
+    ``CheckpointError``.
     """
 
     name: str
@@ -28,6 +30,7 @@ class OptionsFamily(Generic[T]):
     options: type[T]
     opened: Callable[[Path, T], Model]
     architectures: tuple[str, ...] = ()
+    task: Task | None = None
     hub_models: tuple[str, ...] = ()
 
     def open_model(self, path: Path, options: Mapping[str, object]) -> Model:

@@ -154,11 +154,15 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """A linear map of pooled rows to ``width`` numbers in float32, divided by ``temperature``."""
+    """A linear map of pooled rows to ``width`` numbers in float32, divided by ``temperature``.
+
+    With ``contrast`` a number is the logit of one row of weights less that of another.
+    """
 
     width: int
     bias: bool = False
     temperature: float = 1.0
+    contrast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +218,8 @@ class TextSpec:
             shapes["head.weight"] = (self.head.width, hidden)
             if self.head.bias:
                 shapes["head.bias"] = (self.head.width,)
+            if self.head.contrast:
+                shapes["head.against"] = (self.head.width, hidden)
         return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
     def step_shapes(self) -> list[Shapes]:

@@ -27,10 +27,14 @@ class Head(nn.Linear):
     def __init__(self, spec: HeadSpec, hidden: int) -> None:
         super().__init__(hidden, spec.width, bias=spec.bias)
         self.temperature = spec.temperature
+        self.against = nn.Parameter(torch.empty(spec.width, hidden)) if spec.contrast else None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.float()
-        return linear(rows, self.weight.float(), bias) / self.temperature
+        weight = self.weight.float()
+        # Exact where the weights have half precision, as no difference of two rounded logits is.
+        weight = weight if self.against is None else weight - self.against.float()
+        return linear(rows, weight, bias) / self.temperature
 
 
 def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:

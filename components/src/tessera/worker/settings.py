@@ -236,7 +236,7 @@ def parse(argv: Sequence[str] | None = None, *, source: str | None = None) -> Wo
     given = msgspec.structs.replace(given, model_path=found.directory, source=found)
     file = given.extra_engine_args
     if file is not None and file.is_dir():
-        file = _of_family(file, given.model_path, given.mode)
+        file = _of_family(file, given)
         given = msgspec.structs.replace(given, extra_engine_args=file)
     stages = load_stages(file, given.override_engine_args)
     return msgspec.structs.replace(
@@ -257,13 +257,14 @@ def check_stages(words: Sequence[str]) -> None:
         if not given.model_path.is_dir():
             # Of which family it is will be known once it has been downloaded.
             return
-        file = _of_family(file, given.model_path, given.mode)
+        file = _of_family(file, given)
     load_stages(file, given.override_engine_args)
 
 
-def _of_family(folder: Path, model_path: Path, mode: Mode) -> Path:
+def _of_family(folder: Path, given: WorkerSettings) -> Path:
     """The folder's file for the checkpoint's family; raises ``CheckpointError`` where that has none."""
-    own = folder / family_of(model_path).name / f"{mode.value}.yaml"
+    family = family_of(given.model_path, given.model_options)
+    own = folder / family.name / f"{given.mode.value}.yaml"
     return own if own.is_file() else folder / "default" / own.name
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tokenizers import normalizers
 
@@ -15,8 +15,10 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.colqwen3.config import OPS, TOMORO
 from tessera.models.colqwen3.config import read_config as read_colqwen3_config
+from tessera.models.qwen3.config import DEFAULT_TASK
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
-from tessera.models.qwen3_embedding.model import DEFAULT_TASK, read_config
+from tessera.models.qwen3_embedding.model import read_config
+from tessera.models.qwen3_rerank.model import read_config as read_rerank_config
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
@@ -127,6 +129,59 @@ class Qwen3Spec:
     def id_of(self, name: str) -> int:
         """The id of a control token."""
         return self.base_vocab + _CONTROL.index(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3RerankSpec(Qwen3Spec):
+    """A checkpoint of Qwen3-Reranker in one of its layouts.
+
+    ``language model`` declares nothing of scores, ``modules`` has the files of ``sentence-transformers``, and
+    ``classifier`` one row in place of the logits. Without ``tied`` the logits have rows of their own.
+    """
+
+    layout: Literal["language model", "modules", "classifier"] = "modules"
+    appends_end: bool = False
+    tied: bool = True
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        files = self._files(dtype, seed)
+        files[CONFIG_FILE]["tie_word_embeddings"] = self.tied
+        answers = _with_answers(files[TOKENIZER_FILE]["model"])
+        if self.layout == "classifier":
+            files[CONFIG_FILE] |= {
+                "architectures": ["Qwen3ForSequenceClassification"],
+                "id2label": {"0": "LABEL_0"},
+            }
+        if self.layout == "modules":
+            kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+            files["modules.json"] = [
+                {"idx": at, "name": f"{at}", "path": path, "type": f"sentence_transformers.{kind}"}
+                for at, (path, kind) in enumerate(zip(("", "1_LogitScore"), kinds, strict=True))
+            ]
+            files["1_LogitScore/config.json"] = answers
+            files["sentence_bert_config.json"] = {"transformer_task": "text-generation"}
+            files["config_sentence_transformers.json"] = {"model_type": "CrossEncoder"}
+        return files
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        text = read_rerank_config(Section.read(directory / CONFIG_FILE))
+        body = {name: shape for name, shape in text.shapes("text.").items() if ".head." not in name}
+        yield from _tensors(body, {"text": self.text_prefix})
+        if self.layout == "classifier":
+            yield RandomTensor(name="score.weight", shape=(1, self.hidden), mean=0.0, deviation=0.5)
+        elif not self.tied:
+            shape = (self.vocab_size, self.hidden)
+            yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
+
+
+def _with_answers(model: dict[str, Any]) -> dict[str, int]:
+    """Put yes and no into a vocabulary, in place of the last merges; the files' names of their ids."""
+    vocabulary: dict[str, int] = model["vocab"]
+    for answer in ("yes", "no"):
+        if answer not in vocabulary:
+            # What the last merge makes is part of no other.
+            vocabulary[answer] = vocabulary.pop("".join(model["merges"].pop()))
+    return {"true_token_id": vocabulary["yes"], "false_token_id": vocabulary["no"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +328,20 @@ VL_8B = replace(
 )
 
 
+RERANK_TINY = Qwen3RerankSpec()
+RERANK_FULL = Qwen3RerankSpec(
+    hidden=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=3072,
+    base_vocab=151643,
+    vocab_size=151669,
+)
+
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
+RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 VL_SIZES: Final = Sizes(tiny=VL_TINY, full=VL_FULL)
 COL_SIZES: Final = Sizes(tiny=COL_TINY, full=COL_FULL)
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from tessera.models.base import Content, Family, ImagePlan
 from tessera.models.llama.config import SCORING
-from tessera.models.llama.pairs import PairTower
+from tessera.models.llama.pairs import LlamaPairs
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed
 from tessera.models.llama_nemotron_embed.model import Options as Options
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment, text_segments
 
 
-class LlamaNemotronRerank(PairTower, LlamaNemotronEmbed):
+class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "llama_nemotron_rerank"

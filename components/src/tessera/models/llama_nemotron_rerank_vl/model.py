@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.models.base import Family, ImagePlan
-from tessera.models.llama.pairs import PairTower
+from tessera.models.llama.pairs import LlamaPairs
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Segment
 
 
-class LlamaNemotronRerankVL(PairTower, LlamaNemotronVL):
+class LlamaNemotronRerankVL(LlamaPairs, LlamaNemotronVL):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "llama_nemotron_rerank_vl"

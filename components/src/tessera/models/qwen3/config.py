@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tessera.checkpoint.section import Section
 from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
 from tessera.nn.spec import RopeSpec, TextSpec
+
+THETA: Final = 1_000_000.0
+"""The default of text models."""
+
+DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
+"""What a query is for that says nothing else."""
 
 
 def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:

@@ -15,15 +15,13 @@ from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.qwen3.config import read_text
+from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
 
-_ARCHITECTURES: Final = (["Qwen3ForCausalLM"], ["Qwen3Model"])
-_DEFAULT_THETA: Final = 1_000_000.0
+_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "Qwen3Model")
 _SMALLEST: Final = 32  # the narrowest vector that it was trained to be cut to
-DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,9 +81,10 @@ def template(task: str) -> str:
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
-    if (config.values.get("architectures") or _ARCHITECTURES[0]) not in _ARCHITECTURES:
-        raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
-    return read_text(config, theta=_DEFAULT_THETA, sections=False)
+    named = config.values.get("architectures") or [_ARCHITECTURES[0]]
+    if named not in [[name] for name in _ARCHITECTURES]:
+        raise config.error("architectures", f"must be one of {[[name] for name in _ARCHITECTURES]}")
+    return read_text(config, theta=THETA, sections=False)
 
 
 FAMILY: Family = OptionsFamily(
@@ -94,4 +93,5 @@ FAMILY: Family = OptionsFamily(
     hub_models=("Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "Qwen/Qwen3-Embedding-8B"),
     options=Options,
     opened=Qwen3Embedding,
+    architectures=_ARCHITECTURES,
 )

@@ -1,0 +1,114 @@
+"""The prompts of rerankers that read a query and a document as one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from tessera.errors import InvalidInput
+from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
+from tessera.models.prompts import Run, Segment, Tokens, side_text
+from tessera.models.tower import TowerModel
+
+if TYPE_CHECKING:
+    from tessera.models.base import PairModel
+
+# A byte is one token at most, and NFC makes three bytes at most of one.
+_TOKENS_OF_BYTE: Final = 3
+
+_Head = tuple[list[Segment], str]
+"""What stands before all documents of a query: tokens, and the text that is tokenised with the document's."""
+
+
+class PairTower(TowerModel):
+    """Base of rerankers: a side is of texts, and of images where the family has some.
+
+    ``between`` stands behind the query, and ``before_document`` behind that and before the document, with
+    which it is tokenised: a word ends between the two.
+    """
+
+    kind = OutputKind.SCORE
+    between: ClassVar[str]
+    before_document: ClassVar[str]
+
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+        """What stands before the text of a pair with these images: segments, and how the text begins."""
+        raise NotImplementedError
+
+    def before_query(self, query: Content, param: str) -> str:
+        """What stands before a query; raises ``InvalidInput`` for an instruction that is not taken."""
+        raise NotImplementedError
+
+    def behind_pair(self) -> list[Segment]:
+        """What stands behind the document."""
+        return []
+
+    def pairs(
+        self,
+        query: Content,
+        documents: Sequence[Content],
+        *,
+        limits: PairLimits,
+        query_param: str,
+        params: Sequence[str],
+    ) -> list[Prompt | InvalidInput]:
+        """As ``tessera.models.base.PairModel.pairs``."""
+        before = self.before_query(query, query_param)
+        asked = self._text(replace(query, instruction=None), query_param)
+        question = self._bounded(before, asked, limits.query)
+        heads: dict[str, _Head] = {}
+        made: list[Prompt | InvalidInput] = []
+        for document, param in zip(documents, params, strict=True):
+            segments, begin = self.before_pair((*query.images, *document.images))
+            if begin not in heads:
+                heads[begin] = self._head(f"{begin}{before}{question}{self.between}", limits, query_param)
+            try:
+                made.append(self._pair(segments, heads[begin], document, limits, param))
+            except InvalidInput as error:
+                made.append(error)
+        if question == asked:
+            return made
+        return [replace(each, truncated=True) if isinstance(each, Prompt) else each for each in made]
+
+    def _text(self, side: Content, param: str) -> str:
+        return side_text(side, images=self.placeholder is not None, lacking=self.lacking, param=param)
+
+    def _bounded(self, before: str, text: str, most: int | None) -> str:
+        """The beginning of a text that has at most so many tokens behind ``before``."""
+        if most is None or _TOKENS_OF_BYTE * len(text.encode()) <= most:
+            return text
+        offsets = self._tokenizer.encode(before + text).offsets
+        inside = [span for span in offsets if span[1] > len(before)]
+        return text if len(inside) <= most else text[: max(0, inside[most][0] - len(before))]
+
+    def _head(self, text: str, limits: PairLimits, param: str) -> _Head:
+        """What every prompt has before its document; raises ``InvalidInput`` if it leaves that no room."""
+        tokens = self._tokenizer.ids(text)
+        if len(tokens) >= limits.tokens:
+            raise InvalidInput(
+                f"{param} takes {len(tokens)} tokens with its prompt, which leaves no room for a document"
+                f" within the limit of {limits.tokens}",
+                param=param,
+            )
+        if self._tokenizer.cuts_behind_words:
+            return [Tokens(tokens)], self.before_document
+        return [], f"{text}{self.before_document}"
+
+    def _pair(
+        self, first: list[Segment], head: _Head, document: Content, limits: PairLimits, param: str
+    ) -> Prompt:
+        segments, before = head
+        text = self._text(document, param)
+        passage = self._bounded(self.before_document, text, limits.document)
+        prompt = self._assembler.prompt(
+            [*first, *segments, Run(before, passage), *self.behind_pair()],
+            max_tokens=limits.tokens,
+            truncate=limits.truncate,
+            param=param,
+        )
+        return prompt if passage == text else replace(prompt, truncated=True)
+
+
+if TYPE_CHECKING:
+    _conforms: type[PairModel] = PairTower

@@ -1,0 +1,1 @@
+"""Qwen3-Reranker: scores of pairs of texts by the logits of yes and no."""
