@@ -102,9 +102,11 @@ def test_what_fails_is_a_row_of_the_errors_and_the_status_says_so(tmp_path: Path
     (folder / "bad.pdf").write_bytes(b"%PDF-1.7 and nothing else")
     (folder / "long.txt").write_text("word " * 10_000)
     ran = embed(folder, "--out", out, status=3)
-    assert "1 items embedded" in ran.stdout and "3 failed" in ran.stdout
+    summary, first = ran.stdout.splitlines()
+    assert "1 items embedded" in summary and "3 failed" in summary
     errors = {row["id"]: row["reason"] for row in pq.read_table(out / "errors.parquet").to_pylist()}
     assert errors.keys() == {"bad.png", "bad.pdf", "long.txt"}
+    assert first in {f"the first that failed: {name}: {reason}" for name, reason in errors.items()}
     assert "no image" in errors["bad.png"] and "tokens" in errors["long.txt"]
     (folder / "bad.pdf").unlink()
     (folder / "bad.png").unlink()

@@ -141,7 +141,9 @@ class Service:
                     return answer
                 said = f"{answer.status_code}: {said_of(answer)}"
                 if answer.status_code == 401:
-                    raise ConfigError(f"{self.url} asks for an API key: {KEY_VARIABLE} holds one")
+                    raise ConfigError(
+                        f"{self.url} asks for an API key: set {KEY_VARIABLE} to one that it knows"
+                    )
                 if answer.status_code in _REFUSED:
                     raise ConfigError(f"{self.url}{path} answered {said}")
                 if answer.status_code not in _AGAIN:
