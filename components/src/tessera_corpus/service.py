@@ -224,10 +224,8 @@ class ServiceEmbedder:
                     made[index] = _embedded(item, rows[bounds[place] : bounds[place + 1]])
                 elif code in _PASSING:
                     again.append(index)
-                elif len(asked) == 1:
-                    made[index] = item.failed(code)
                 else:
-                    # Alone, an input is answered with what was wrong with it, and not with a code only.
+                    # Alone and not partial, an input is answered with what was wrong, not with a code.
                     made[index] = await self._alone(item, prompt)
             if again and time.monotonic() > until:
                 raise Unavailable(f"{self._service.url}: {errors[left.index(again[0])]}")
