@@ -23,7 +23,7 @@ code{background:#f2f2f2;padding:.1em .3em;border-radius:.2em}
 table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #e5e5e5}
 td{overflow-wrap:anywhere;white-space:pre-line}
-td:first-child{overflow-wrap:normal}
+@media(min-width:50rem){td:first-child{overflow-wrap:normal}}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}code{background:#2a2a2a}
 td,th,h2{border-color:#3a3a3a}a{color:#8ab4f8}}
 """
