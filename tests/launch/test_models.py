@@ -61,6 +61,8 @@ def test_the_variable_names_several_with_commas_between_them(tmp_path: Path) -> 
     odd = tmp_path / "one,two"
     odd.mkdir()
     several, (alone,) = wanted_models(LaunchSettings(model_path=str(odd)), split=False)
+    with pytest.raises(SettingError, match=r"one,two: there is no config\.json in it, so"):
+        alone.check()
     # Everything of it stays as it was before there were several.
     assert not several and alone.settings == LaunchSettings(model_path=str(odd))
 

@@ -57,6 +57,8 @@ def test_token_vectors_are_compared_each_with_its_best(tmp_path: Path, dtype: st
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not what tessera embed writes"):
         Table(tmp_path)
+    with pytest.raises(ConfigError, match=r"nowhere: no such directory$"):
+        Table(tmp_path / "nowhere")
     found = table(tmp_path / "out")
     with pytest.raises(ConfigError, match=f"width {WIDTH}"):
         found.search(np.ones((1, WIDTH + 1), np.float32), 3)

@@ -236,9 +236,7 @@ class Embedder:
         if dimensions is None:
             return info.width
         if not isinstance(dimensions, int) or dimensions not in widths:
-            raise InvalidInput(
-                f"dimensions {dimensions} is none of {widths} that this model offers", param="dimensions"
-            )
+            raise InvalidInput(f"dimensions {dimensions}: this model offers {widths}", param="dimensions")
         return dimensions
 
 

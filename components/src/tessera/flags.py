@@ -29,7 +29,7 @@ class HelpFormatter(argparse.HelpFormatter):
         said = action.help or ""
         if action.default is argparse.SUPPRESS or isinstance(action.default, bool) or "%(default)" in said:
             return said
-        return f"{said} (default: %(default)s)" if action.default not in (None, []) else said
+        return f"{said} (default: %(default)s)" if action.default not in (None, [], "") else said
 
 
 def parse_flags(settings: type[S], argv: Sequence[str] | None = None, *, prog: str, description: str) -> S:

@@ -69,8 +69,20 @@ class Estimate:
                     f", {kind.failed} of {kind.failed + kind.sampled} tried failed" if kind.failed else ""
                 )
                 said.append(f"{kind.items:,} {name} at {measured}{failed}")
-        said.append(f"{self.seconds / 3600:,.2f} hours and {self.nbytes / (1 << 30):,.2f} GiB of vectors")
+        said.append(f"{_duration(self.seconds)} and {_size(self.nbytes)} of vectors")
         return said
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} seconds"
+    return f"{seconds / 60:,.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 1 << 20:
+        return f"{nbytes / (1 << 10):,.1f} KiB"
+    return f"{nbytes / (1 << 20):,.1f} MiB" if nbytes < 1 << 30 else f"{nbytes / (1 << 30):,.1f} GiB"
 
 
 async def estimate(

@@ -48,6 +48,7 @@ class Progress:
     taken: int = 0
     embedded: int = 0
     failed: int = 0
+    first_failure: Failure | None = None
     done_before: int = 0
     vectors: int = 0
     tokens: int = 0
@@ -232,6 +233,7 @@ class _Writer:
         for one in made:
             if isinstance(one, Failure):
                 progress.failed += 1
+                progress.first_failure = progress.first_failure or one
                 self._output.fail(one)
         progress.writing_seconds += time.monotonic() - started
 

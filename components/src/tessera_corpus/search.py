@@ -63,6 +63,8 @@ class Table:
         """Raises ``ConfigError`` for a directory that is none, or whose format holds no table."""
         description = Description.read(out)
         if description is None:
+            if not out.is_dir():
+                raise ConfigError(f"{out}: no such directory")
             raise ConfigError(f"{out}: is not what tessera embed writes")
         if description.format == "openai":
             raise ConfigError(

@@ -141,7 +141,9 @@ class Service:
                     return answer
                 said = f"{answer.status_code}: {said_of(answer)}"
                 if answer.status_code == 401:
-                    raise ConfigError(f"{self.url} asks for an API key: {KEY_VARIABLE} holds one")
+                    raise ConfigError(
+                        f"{self.url} asks for an API key: set {KEY_VARIABLE} to one that it knows"
+                    )
                 if answer.status_code in _REFUSED:
                     raise ConfigError(f"{self.url}{path} answered {said}")
                 if answer.status_code not in _AGAIN:
@@ -222,10 +224,8 @@ class ServiceEmbedder:
                     made[index] = _embedded(item, rows[bounds[place] : bounds[place + 1]])
                 elif code in _PASSING:
                     again.append(index)
-                elif len(asked) == 1:
-                    made[index] = item.failed(code)
                 else:
-                    # Alone, an input is answered with what was wrong with it, and not with a code only.
+                    # Alone and not partial, an input is answered with what was wrong, not with a code.
                     made[index] = await self._alone(item, prompt)
             if again and time.monotonic() > until:
                 raise Unavailable(f"{self._service.url}: {errors[left.index(again[0])]}")

@@ -73,6 +73,8 @@ def test_the_page_shows_them(client: httpx.Client) -> None:
     assert (
         rows["dimensions"][1:4] == ["integer", "", "256"] and "that the model offers" in rows["dimensions"][4]
     )
+    assert "<code>GET /v1/models</code>" in rows["model"][4]
+    assert "<th></th>" not in page
     assert rows["normalize"][2:4] == ["true", "false"]
     assert rows["encoding_format"][2] == json.dumps("float")
     # In a line, and not every form of a part.

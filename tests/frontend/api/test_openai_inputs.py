@@ -274,6 +274,9 @@ def test_modality_for_each_input() -> None:
         ({"input": [[text_part("a"), "b"]]}, "input[0][1]", "a content part"),
         ({"input": [[{"type": "image_url"}]]}, "input[0][0].image_url", "found null"),
         ({"input": [[image_part("gopher://x")]]}, "input[0][0].image_url.url", "data, http, https"),
+        ({"input": [[image_part("gopher://x/a.jpg")]]}, "input[0][0].image_url.url", "data, http, https"),
+        ({"input": [[image_part("images/a.jpg")]]}, "input[0][0].image_url.url", "that is a path"),
+        ({"input": {"image": "C:\\images\\a.jpg"}}, "input.image", "that is a path"),
         (
             {"input": [[{"type": "image_url", "image_url": {"url": WEB, "x": 1}}]]},
             "input[0][0].image_url.x",

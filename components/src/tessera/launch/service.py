@@ -359,7 +359,8 @@ class Service:
                 own=settings.frontend_port_base,
             )
         except (OSError, OverflowError, UnicodeError) as error:
-            said = f"cannot listen on {host}:{port}: {error}"
+            reason = getattr(error, "strerror", None) or error
+            said = f"cannot listen on {host}:{port}: {reason}"
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 said = f"{in_use(f'{host}:{port}', port)}{settings.other('dyn_http_port')}"
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error

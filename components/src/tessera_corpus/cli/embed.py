@@ -327,6 +327,9 @@ class _Run:
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
         say(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
+        if (failure := progress.first_failure) is not None:
+            which = "the first that failed" if progress.failed > 1 else "what failed"
+            say(f"{which}: {failure.id}: {failure.reason}")
         return Status.ITEMS_FAILED if progress.failed and status is Status.DONE else status
 
     async def _estimate(

@@ -43,7 +43,8 @@ def write_sheet(path: Path, query: Query, entries: Sequence[Entry], said: str) -
     try:
         sheet.save(path, "PNG", optimize=True)
     except (OSError, ValueError) as error:
-        raise OutputFailed(f"{path}: cannot be written: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OutputFailed(f"{path}: cannot be written: {reason}") from error
 
 
 def _cell(

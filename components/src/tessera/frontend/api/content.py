@@ -51,6 +51,7 @@ from tessera.frontend.api.values import (
     string,
 )
 from tessera.frontend.media import GRID, MAX_SIDE
+from tessera.frontend.media.loader import refuse_path
 from tessera.frontend.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.models.base import Role
 
@@ -205,6 +206,8 @@ def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = F
     is_path = value.startswith("/") and not (bare and value.startswith("/9j/"))
     if not is_path and not value[:8].lower().startswith(_URL_KINDS):
         if not bare or ":" in value[:16]:
+            if "://" not in value:
+                refuse_path(value, param)
             # What stands there may hold a password or an image, so it is not repeated.
             raise InvalidInput(
                 f"{param}: expected a data, http, https or file URL,"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
@@ -22,9 +23,11 @@ code{background:#f2f2f2;padding:.1em .3em;border-radius:.2em}
 table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #e5e5e5}
 td{overflow-wrap:anywhere;white-space:pre-line}
+@media(min-width:50rem){td:first-child{overflow-wrap:normal}}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}code{background:#2a2a2a}
 td,th,h2{border-color:#3a3a3a}a{color:#8ab4f8}}
 """
+_CODE: Final = re.compile(r"`([^`\n]+)`")
 _DIGEST: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS: Final = {
     "content-security-policy": (
@@ -88,9 +91,14 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
             )
             for name, found in schema.get("properties", {}).items()
         )
-        yield _table(("field", "type", "default", "example", ""), rows)
-    meanings = ((status, answer["description"], "") for status, answer in operation["responses"].items())
-    yield _table(("status", "meaning", ""), meanings)
+        yield _table(("field", "type", "default", "example", "meaning"), rows)
+    meanings = ((status, answer["description"]) for status, answer in operation["responses"].items())
+    yield _table(("status", "meaning"), meanings)
+
+
+def _text(text: str) -> str:
+    """A description as HTML: what stands in backticks is code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,6 +127,6 @@ def _type(schema: dict[str, Any], depth: int = 0) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    cells = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f"<table><tr>{names}</tr>{cells}</table>"
