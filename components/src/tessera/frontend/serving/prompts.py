@@ -105,7 +105,7 @@ class _PairsWork(NamedTuple):
         most = max(_TURN_CHARACTERS, self.query.size)
         first = size = 0
         for place, (entry, _) in enumerate(self.documents):
-            if size and (size + entry.size > most or place - first == MOST_DOCUMENTS):
+            if place > first and (size + entry.size > most or place - first == MOST_DOCUMENTS):
                 yield self._replace(documents=self.documents[first:place])
                 first, size = place, 0
             size += entry.size
@@ -195,7 +195,6 @@ class Prompter:
     async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
         for size, turn in _turns(works):
             if self.long_texts is not None and size > _THREAD_CHARACTERS:
-                # As long as that is one piece of work alone.
                 prompts = await turn[0].aside(self.long_texts, call)
             else:
                 build = partial(_prompts, turn, self._model)
@@ -205,10 +204,10 @@ class Prompter:
 
 
 def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
-    """Yield what is done in one turn, with its size."""
+    """Yield what is done in one turn, with its size; what is longer than a turn is alone in it."""
     first = size = 0
     for place, work in enumerate(works):
-        if size and size + work.size > _TURN_CHARACTERS:
+        if place > first and size + work.size > _TURN_CHARACTERS:
             yield size, works[first:place]
             first, size = place, 0
         size += work.size
