@@ -408,6 +408,71 @@ async def test_a_clients_slow_hosts_leave_fetches_to_others() -> None:
         await fetcher.close()
 
 
+async def test_bytes_behind_an_answer_are_not_the_next_one() -> None:
+    may_end = asyncio.Event()
+    connections = 0
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(response(b"good") + (response(b"evil") if head.startswith("GET /extra") else b""))
+        await asyncio.wait_for(may_end.wait(), 60)
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+        for path in ("extra", "extra", "plain"):
+            body = await fetcher.get(
+                f"http://127.0.0.1:{port}/{path}",
+                param="input",
+                deadline=Deadline.after(20),
+                budget=MediaBudget(1 << 30),
+            )
+            assert body == b"good"
+        may_end.set()
+        await fetcher.close()
+    # None of the first two was used again.
+    assert connections == 3
+
+
+async def test_a_connection_is_used_again_behind_a_whole_answer() -> None:
+    connections = 0
+    ended = asyncio.Event()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while await reader.readline():
+            while (await reader.readline()).strip():
+                pass
+            writer.write(response(b"good"))
+        writer.close()
+        ended.set()
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+    for number in range(3):
+        body = await fetcher.get(
+            f"http://127.0.0.1:{port}/{number}",
+            param="input",
+            deadline=Deadline.after(20),
+            budget=MediaBudget(1 << 30),
+        )
+        assert body == b"good"
+    await fetcher.close()
+    await asyncio.wait_for(ended.wait(), 60)
+    listener.close()
+    assert connections == 1
+
+
+async def test_two_lengths_of_one_body_are_refused() -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"4\r\ngood\r\n0\r\n\r\n" + response(b"evil"))
+
+    await refused(MediaFetchError, handler)
+
+
 async def test_the_resolver_reads_the_hosts_file_and_numbers() -> None:
     resolver = SystemResolver(threads=1)
     assert set(await resolver("localhost", 80)) & {"127.0.0.1", "::1"}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from benchmarks.proc import children
 
 from tessera.errors import DeadlineExceeded, InvalidInput
-from tessera.frontend.request import EmbeddingsRequest, Input
+from tessera.frontend.request import EmbeddingsRequest, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
 from tessera.models import open_model
-from tessera.models.base import Prompt, Role, Truncate
+from tessera.models.base import Content, PairLimits, PairModel, Prompt, Role, Truncate
 from tessera.tasks import Deadline
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_rerank import TINY
 from tests.rpc.conftest import until
 
 LONG = "na\u0301ive words, and no end of them "
@@ -46,18 +48,61 @@ def texts(*parts: str, truncate: Truncate = Truncate.END) -> EmbeddingsRequest:
 async def test_prompts_are_those_of_threads(prompter: Prompter, checkpoint: Path) -> None:
     model = open_model(checkpoint)
     plain = Prompter(model, model.max_tokens)
-    given = [LONG * 10_000, "short", LONG * 200, "e\u0301" * 200_000, "\ud800" * 300_000, "x" * 65_536]
+    given = [
+        "",
+        LONG * 10_000,
+        "",
+        "short",
+        LONG * 200,
+        "e\u0301" * 200_000,
+        "\ud800" * 300_000,
+        "x" * 65_536,
+    ]
+    nothing = [()] * len(given)
     for truncate in Truncate:
         request = texts(*given, truncate=truncate)
-        nothing = [()] * len(given)
         expected = await plain.build(request, nothing, call())
-        for want, got in zip(expected, await prompter.build(request, nothing, call()), strict=True):
-            assert type(want) is type(got)
-            if isinstance(want, Prompt) and isinstance(got, Prompt):
-                assert want.tokens.tolist() == got.tokens.tolist()
-                assert (want.image_tokens, want.truncated) == (got.image_tokens, got.truncated)
-            elif isinstance(want, InvalidInput) and isinstance(got, InvalidInput):
-                assert (want.message, want.param) == (got.message, got.param)
+        assert_same(await prompter.build(request, nothing, call()), expected)
+
+
+async def test_pairs_are_those_of_threads(tmp_path: Path) -> None:
+    path = tmp_path / "reranker"
+    write_checkpoint(path, TINY, seed=0)
+    model = open_model(path)
+    assert isinstance(model, PairModel)
+    long_texts = LongTexts(path, {}, max_tokens=model.max_tokens, seconds=120.0)
+    prompter, plain = (Prompter(model, model.max_tokens, aside) for aside in (long_texts, None))
+    # In three turns; a document that is long itself; and each with a query that is.
+    documents = ["", "short", *(LONG * 500 for _ in range(9)), LONG * 10_000, "\ud800"]
+    for query in ("a query", LONG * 9_000):
+        request = ScoreRequest(
+            queries=texts(query).inputs,
+            documents=texts(*documents).inputs,
+            truncate=Truncate.END,
+            max_query_tokens=8,
+        )
+        nothing = [()] * (1 + len(documents))
+        limits = PairLimits(tokens=model.max_tokens, query=8, truncate=Truncate.END)
+        whole = model.pairs(
+            Content(parts=(query,)),
+            [Content(parts=(document,)) for document in documents],
+            limits=limits,
+            query_param="input[0]",
+            params=[entry.param for entry in request.documents],
+        )
+        assert_same(await plain.pairs(request, nothing, call()), whole)
+        assert_same(await prompter.pairs(request, nothing, call()), whole)
+    await long_texts.close()
+
+
+def assert_same(prompts: Sequence[object], expected: Sequence[object]) -> None:
+    for got, want in zip(prompts, expected, strict=True):
+        assert type(want) is type(got)
+        if isinstance(want, Prompt) and isinstance(got, Prompt):
+            assert want.tokens.tolist() == got.tokens.tolist()
+            assert (want.image_tokens, want.truncated) == (got.image_tokens, got.truncated)
+        elif isinstance(want, InvalidInput) and isinstance(got, InvalidInput):
+            assert (want.message, want.param) == (got.message, got.param)
 
 
 async def test_late_and_cancelled_texts_end_their_processes(prompter: Prompter, checkpoint: Path) -> None:

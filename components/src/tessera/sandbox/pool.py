@@ -140,23 +140,38 @@ class Pool(Generic[A]):
             self._server.close()
             raise
 
-    def call(
-        self,
-        task: bytes,
-        descriptor: int,
-        read: Callable[[A, Memory], T],
-        *,
-        over: str,
-        stop: Stop | None = None,
-    ) -> T:
+    def call(self, task: bytes, descriptor: int, read: Callable[[A, Memory], T], *, over: str) -> T:
         """What ``read`` makes of the answer to a task with the file in ``descriptor``.
 
         ``read`` raises ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory.
-        ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed, ran out of
-        time or was ended by ``stop``, and ``Unavailable`` when no process can be had, or the one that it was
-        forked from ended.
+        ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of
+        time, and ``Unavailable`` when no process can be had, or the one that it was forked from ended.
         """
-        stop = stop or Stop()
+        process = self._idle.get()
+        try:
+            if process is not None and not self._server.forked(process):
+                process.kill()
+                process = None
+            if process is None:
+                process = self._server.fork()
+            answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
+            return read(answer, process.memory)
+        except ProcessLost as loss:
+            assert process is not None
+            lost, process = process, None
+            if self._is_guilty(lost, loss.why, over):
+                raise
+            raise Unavailable(f"the {self._name}s went away") from None
+        finally:
+            self._idle.put(process)
+
+    def call_until(
+        self, stop: Stop, task: bytes, descriptor: int, read: Callable[[A, Memory], T], *, over: str
+    ) -> T:
+        """Return what ``call`` returns, which ``stop`` may end: raises ``ProcessLost`` (``stopped``).
+
+        It stands apart from ``call``, whose lines each image passes.
+        """
         process = self._idle.get()
         try:
             if process is not None and not self._server.forked(process):

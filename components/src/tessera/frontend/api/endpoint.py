@@ -360,25 +360,28 @@ class Endpoint:
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
-        body = await self._written(served, task, result, exchange)
+        if _is_large(result, served.served.output):
+            body = await self._written_aside(served, task, result, exchange)
+        else:
+            body = await self._written(served, task, result)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
 
-    async def _written(
+    async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
+        async with self._fairness:
+            with served.metrics.format_seconds.time(), tracing.span("format"):
+                return task.write(result)
+
+    async def _written_aside(
         self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
     ) -> ResponseBody:
-        seconds = served.metrics.format_seconds
-        if _is_large(result, served.served.output):
-            # The other requests of this process go on between the blocks of the rows.
-            with seconds.time(), tracing.span("format"):
-                async with exchange.deadline.bound():
-                    written = self._threads.run(partial(task.write, result), exchange.client)
-                    return await exchange.during(written)
-        async with self._fairness:
-            with seconds.time(), tracing.span("format"):
-                return task.write(result)
+        # The other requests of this process go on between the blocks of the rows.
+        with served.metrics.format_seconds.time(), tracing.span("format"):
+            async with exchange.deadline.bound():
+                written = self._threads.run(partial(task.write, result), exchange.client)
+                return await exchange.during(written)
 
     def choose(
         self,

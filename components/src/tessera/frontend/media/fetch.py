@@ -257,6 +257,8 @@ class Fetcher:
             return headers[b"location"].decode("latin-1")
         if answer.status != 200:
             raise _failed(target, param, f"answered with status {answer.status}")
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            raise _failed(target, param, "did not answer in valid HTTP")
         # Images gain nothing from compression, and refusing it leaves no room for a bomb.
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise _failed(target, param, "answered with a content encoding, which was not asked for")
@@ -271,11 +273,21 @@ class Fetcher:
                 raise _too_large(target, param, limit)
             budget.take(len(chunk), param=param)
             body += chunk
+        if _has_bytes_behind(answer):
+            # They would be taken for the next answer of that host, whoever asks for it.
+            await answer.extensions["network_stream"].aclose()
         return bytes(body)
 
     async def close(self) -> None:
         await self._pool.aclose()
         self._system.close()
+
+
+def _has_bytes_behind(answer: httpcore2.Response) -> bool:
+    """Whether more has come than the answer, which has been read; true where that cannot be seen."""
+    connection = getattr(getattr(answer.stream, "_stream", None), "_connection", None)
+    state = getattr(connection, "_h11_state", None)
+    return state is None or bool(state.trailing_data[0])
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pybase64
@@ -32,6 +32,8 @@ from tessera.turns import Threads
 
 if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
+
+T = TypeVar("T")
 
 _HEADER_CHARACTERS = 256
 # No base64 has a dot, and every image file's name does.
@@ -314,10 +316,11 @@ class MediaLoader:
             picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        if size < _THREAD_BYTES:
-            return examine()
+        return await self._aside(examine, deadline, budget.client) if size >= _THREAD_BYTES else examine()
+
+    async def _aside(self, work: Callable[[], T], deadline: Deadline, client: str) -> T:
         async with deadline.bound():
-            return await self.threads.run(examine, budget.client, size=size)
+            return await self.threads.run(work, client)
 
     def budget(self, client: str = "") -> MediaBudget:
         """For the images of one request of this client."""
@@ -332,8 +335,7 @@ class MediaLoader:
         if scheme.startswith(_LOCAL):
             # Each is read whole on a thread, so only what came before counts against it.
             read = partial(read_local, url, root=self._root, max_bytes=limit, param=param)
-            async with deadline.bound():
-                data = await self.threads.run(read, budget.client)
+            data = await self._aside(read, deadline, budget.client)
             budget.take(len(data), param=param)
             return data
         refuse_path(source.url, param)

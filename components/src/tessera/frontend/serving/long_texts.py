@@ -167,7 +167,7 @@ class LongTexts:
             pool = self._pool
         descriptor = in_memory(pickle.dumps(task))
         try:
-            return pool.call(_TASK, descriptor, self._read, over=task.param, stop=stop)
+            return pool.call_until(stop, _TASK, descriptor, self._read, over=task.param)
         finally:
             os.close(descriptor)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 from tessera.errors import TesseraError
@@ -45,19 +44,22 @@ class _InputWork(NamedTuple):
         return self.entry.size
 
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        if isinstance(self.visions, TesseraError):
-            return [self.visions]
-        return self.task(self.visions).prompts(model)
-
-    def task(self, visions: Visions) -> InputTask:
-        content, param = _content(self.entry, visions), self.entry.param
-        return InputTask(content, self.max_tokens, self.truncate, param)
+        entry, visions, max_tokens, truncate = self
+        if isinstance(visions, TesseraError):
+            return [visions]
+        content = _content(entry, visions)
+        try:
+            return [model.prompt(content, max_tokens=max_tokens, truncate=truncate, param=entry.param)]
+        except TesseraError as error:
+            return [error]
 
     async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
         """Return what ``prompts`` returns, by a process that ends with the caller."""
         if isinstance(self.visions, TesseraError):
             return [self.visions]
-        return await processes.prompts(self.task(self.visions), call, size=self.size)
+        content, param = _content(self.entry, self.visions), self.entry.param
+        task = InputTask(content, self.max_tokens, self.truncate, param)
+        return await processes.prompts(task, call, size=self.size)
 
 
 class _PairsWork(NamedTuple):
@@ -103,7 +105,7 @@ class _PairsWork(NamedTuple):
         most = max(_TURN_CHARACTERS, self.query.size)
         first = size = 0
         for place, (entry, _) in enumerate(self.documents):
-            if size and (size + entry.size > most or place - first == MOST_DOCUMENTS):
+            if place > first and (size + entry.size > most or place - first == MOST_DOCUMENTS):
                 yield self._replace(documents=self.documents[first:place])
                 first, size = place, 0
             size += entry.size
@@ -186,14 +188,13 @@ class Prompter:
 
     async def _run(self, works: Sequence[_Work], call: Call) -> list[Prompt | TesseraError]:
         if sum([work.size for work in works]) <= _INLINE_CHARACTERS:
-            return [prompt for work in works for prompt in work.prompts(self._model)]
+            return _prompts(works, self._model)
         async with call.deadline.bound():
             return [prompt async for prompt in self._aside(works, call)]
 
     async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
         for size, turn in _turns(works):
             if self.long_texts is not None and size > _THREAD_CHARACTERS:
-                # As long as that is one piece of work alone.
                 prompts = await turn[0].aside(self.long_texts, call)
             else:
                 build = partial(_prompts, turn, self._model)
@@ -203,10 +204,10 @@ class Prompter:
 
 
 def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
-    """Yield what is done in one turn, with its size."""
+    """Yield what is done in one turn, with its size; what is longer than a turn is alone in it."""
     first = size = 0
     for place, work in enumerate(works):
-        if size and size + work.size > _TURN_CHARACTERS:
+        if place > first and size + work.size > _TURN_CHARACTERS:
             yield size, works[first:place]
             first, size = place, 0
         size += work.size
@@ -214,7 +215,7 @@ def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
 
 
 def _prompts(works: Sequence[_Work], model: Model) -> list[Prompt | TesseraError]:
-    return list(chain.from_iterable(work.prompts(model) for work in works))
+    return [prompt for work in works for prompt in work.prompts(model)]
 
 
 def _content(entry: Input, visions: Visions) -> Content:
