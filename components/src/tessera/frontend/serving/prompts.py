@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 
-from tessera.errors import TesseraError
+from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
 from tessera.frontend.serving.images import Visions
 from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.declared import declared_of, named_prompt
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
 _INLINE_CHARACTERS = 4096
@@ -31,6 +33,7 @@ class Prompter:
 
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._model = model
+        self._declared = declared_of(model)
         self._pairs = model if isinstance(model, PairModel) else None
         self.max_tokens = max_tokens
         self._threads = ThreadPoolExecutor(_threads(), thread_name_prefix="tokenise")
@@ -106,11 +109,18 @@ class Prompter:
         if isinstance(visions, TesseraError):
             return visions
         try:
-            return self._model.prompt(
-                _content(entry, visions), max_tokens=max_tokens, truncate=truncate, param=entry.param
-            )
+            content = _content(entry, visions) if entry.prompt_name is None else self._named(entry, visions)
+            return self._model.prompt(content, max_tokens=max_tokens, truncate=truncate, param=entry.param)
         except TesseraError as error:
             return error
+
+    def _named(self, entry: Input, visions: Visions) -> Content:
+        """Return an input behind the prompt that it names; raises ``InvalidInput``."""
+        assert entry.prompt_name is not None
+        prompt = named_prompt(self._declared, entry.prompt_name)
+        if prompt is not None and entry.instruction is not None:
+            raise InvalidInput("prompt_name: contradicts instruction", param="prompt_name")
+        return replace(_content(entry, visions), prompt=prompt)
 
 
 def _pairs(
