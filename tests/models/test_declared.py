@@ -162,6 +162,23 @@ def test_vectors_are_those_of_sentence_transformers(name: str, base: Path, tmp_p
     assert cosines(embedded(open_model(path)), expected).min() >= 0.99999
 
 
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2")
+def test_prompts_are_those_of_sentence_transformers(base: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    prompts = {"query": "Q: ", "document": "D: ", "s": "S: "}
+    general = {"prompts": prompts, "default_prompt_name": "s"}
+    path = declare(base, tmp_path / "declared", MEAN, NORMALIZE, config_sentence_transformers=general)
+    reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
+    for role, encode in (
+        (Role.QUERY, reference.encode_query),
+        (Role.PASSAGE, reference.encode_document),
+        (Role.NONE, reference.encode),
+    ):
+        cases = [Given(parts=(text,), role=role) for text in TEXTS]
+        assert cosines(embedded(model, cases), encode(list(TEXTS))).min() >= 0.99999
+
+
 def test_the_stages_for_compilers_have_what_is_declared(base: Path, tmp_path: Path) -> None:
     path = declare(base, tmp_path / "declared", MEAN, TANH, NORMALIZE)
     model: Any = open_model(path)
