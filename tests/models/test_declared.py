@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tessera.frontend.api.tei import EMBED, parse_tei
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, InvalidInput, TesseraError
+from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.request import RequestLimits
+from tessera.frontend.serving.prompts import Prompter
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
 from tessera_tools.random_checkpoint.llama import LlamaSpec
@@ -158,6 +162,23 @@ def test_vectors_are_those_of_sentence_transformers(name: str, base: Path, tmp_p
     assert cosines(embedded(open_model(path)), expected).min() >= 0.99999
 
 
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2")
+def test_prompts_are_those_of_sentence_transformers(base: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    prompts = {"query": "Q: ", "document": "D: ", "s": "S: "}
+    general = {"prompts": prompts, "default_prompt_name": "s"}
+    path = declare(base, tmp_path / "declared", MEAN, NORMALIZE, config_sentence_transformers=general)
+    reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
+    for role, encode in (
+        (Role.QUERY, reference.encode_query),
+        (Role.PASSAGE, reference.encode_document),
+        (Role.NONE, reference.encode),
+    ):
+        cases = [Given(parts=(text,), role=role) for text in TEXTS]
+        assert cosines(embedded(model, cases), encode(list(TEXTS))).min() >= 0.99999
+
+
 def test_the_stages_for_compilers_have_what_is_declared(base: Path, tmp_path: Path) -> None:
     path = declare(base, tmp_path / "declared", MEAN, TANH, NORMALIZE)
     model: Any = open_model(path)
@@ -169,6 +190,13 @@ def test_the_stages_for_compilers_have_what_is_declared(base: Path, tmp_path: Pa
         found, _ = stage.module(*given, rows, index)
     assert cosines(found.numpy(), embedded(model, CASES[:1])).min() >= 0.99999
     assert stage.outputs[0].axes[1] == 24
+    states = torch.randn(1, 5, WIDTH)
+    post = model.load_stage("post", layout="padded", dtype="float32", device="cpu")
+    with torch.no_grad():
+        last, _ = post.module(states, torch.ones(1, 5, dtype=torch.int32))
+    by_hand = torch.tanh(product(TANH, states[0].mean(0)))
+    assert cosines(last.numpy(), by_hand[None].numpy()).min() >= 0.99999
+    assert {name.partition(".")[0] for name, _ in post.module.named_parameters()} == {"steps"}
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -226,6 +254,53 @@ def test_prompts_are_those_that_are_declared(family: str, written: WriteCheckpoi
     for role, prompt in ((Role.QUERY, "Q: "), (Role.PASSAGE, "P: "), (Role.NONE, "S: ")):
         ids = tokenizer.encode(f"{prompt}text", add_special_tokens=False).ids
         assert tokens(path, role) == [*start, *ids, *end]
+
+
+async def test_prompts_have_names(base: Path, tmp_path: Path) -> None:
+    general = {"prompts": PROMPTS | {"clustering": "identify: "}}
+    model = open_model(declare(base, tmp_path / "declared", MEAN, config_sentence_transformers=general))
+    prompter, served = Prompter(model, 99), RequestLimits()
+
+    async def ids(name: str, **more: str) -> list[int]:
+        body = {"inputs": "text", "prompt_name": name, **more}
+        request = parse_tei(EMBED.read(body), served)
+        (made,) = await prompter.build(request, [()])
+        if isinstance(made, TesseraError):
+            raise made
+        return made.tokens.tolist()
+
+    def role(role: Role) -> list[int]:
+        content = Content(parts=("text",), role=role)
+        return model.prompt(content, max_tokens=99, truncate=Truncate.NONE, param="x").tokens.tolist()
+
+    assert await ids("query") == role(Role.QUERY)
+    assert await ids("document") == await ids("passage") == role(Role.PASSAGE)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    expected = tokenizer.encode("identify: text", add_special_tokens=False).ids
+    assert (await ids("clustering"))[:-1] == expected
+    with pytest.raises(InvalidInput, match="expected one of query, passage, document, s, clustering, found"):
+        await ids("classification")
+    with pytest.raises(InvalidInput, match="prompt_name: contradicts instruction"):
+        await ids("clustering", instruction="Find")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"prompt_name": "s", "input_type": "query"}, "prompt_name: contradicts input_type"),
+        ({"prompt_name": "document", "input_type": "query"}, "prompt_name: contradicts input_type"),
+        ({"prompt_name": "query", "input_type": "query"}, ""),
+        ({"prompt_name": "s"}, ""),
+    ],
+)
+def test_a_prompts_name_does_not_contradict_the_role(more: dict[str, str], words: str) -> None:
+    body = {"input": "text", "model": "m", **more}
+    if words:
+        with pytest.raises(InvalidInput, match=words):
+            parse_embeddings(body)
+        return
+    (entry,) = parse_embeddings(body).inputs
+    assert entry.prompt_name == more["prompt_name"]
 
 
 def test_an_option_wins_over_a_declared_prompt(base: Path, tmp_path: Path) -> None:

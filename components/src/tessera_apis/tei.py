@@ -25,6 +25,7 @@ from tessera.frontend.api.body import (
     ModelName,
     Positive,
     String,
+    Text,
     about,
     named,
     unread,
@@ -54,6 +55,7 @@ from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
+from tessera.models.declared import NAMED_ROLES
 from tessera.nn.spec import Pooling
 from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
@@ -65,7 +67,6 @@ from tessera_apis.scores import (
 )
 
 OWN: Final = ("/", "/invocations")
-PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
 DIRECTIONS: Final = {
     "Left": Truncate.START,
     "left": Truncate.START,
@@ -76,6 +77,9 @@ _TEXT_OR_TOKENS: Final[Schema] = {"anyOf": [STRING, TOKENS]}
 
 
 _PROMPT: Final = "Whether the inputs are queries or passages to be found, by the names of prompts."
+_PROMPT_NAME: Final = (
+    "The prompt before the inputs: query, passage, document, or a name that the checkpoint has for one."
+)
 
 
 class _Truncation(msgspec.Struct, kw_only=True):
@@ -98,7 +102,7 @@ class TeiEmbedAllRequest(_Truncation, kw_only=True):
         unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]}),
         about("A text or its tokens, or a list of such.", "a yellow heart", ["a yellow heart", "a triangle"]),
     ]
-    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
+    prompt_name: Annotated[Text, about(_PROMPT_NAME, "query")] = None
     normalize: Annotated[Flag, about("Whether vectors have length 1.")] = True
 
 
@@ -124,7 +128,7 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: Annotated[
         Flag, about("Whether the tokens of the model's own prompt are among them.")
     ] = True
-    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
+    prompt_name: Annotated[Role | None, named(NAMED_ROLES), about(_PROMPT)] = None
     instruction: Instruction = None
 
 
@@ -145,7 +149,9 @@ RERANK: Final = Form(TeiRerankRequest)
 
 
 def parse_tei(body: TeiEmbedAllRequest, limits: RequestLimits) -> EmbeddingsRequest:
-    builder = InputBuilder.of(body.instruction, body.prompt_name, limits)
+    builder = InputBuilder.of(body.instruction, None, limits)
+    if body.prompt_name is not None:
+        builder = builder.named(body.prompt_name)
     given = _given(body.inputs, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
         inputs = tuple(_read(entry, f"inputs[{index}]", builder) for index, entry in enumerate(given))

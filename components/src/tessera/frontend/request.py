@@ -104,14 +104,15 @@ class Input:
     Token ids are the whole prompt. With images they come first and hold the images' placeholders, one for
     each vision row and in the order of the images; ids without placeholders have no images.
 
-    No text is empty. ``malformed`` is why an input could not be read, where ``allow_partial`` lets the others
-    go on; the other fields then mean nothing.
+    No text is empty. ``prompt_name`` is that of a prompt of the checkpoint. ``malformed`` is why an input
+    could not be read, where ``allow_partial`` lets the others go on; the other fields then mean nothing.
     """
 
     parts: tuple[Part, ...]
     role: Role
     instruction: str | None = None
     param: str
+    prompt_name: str | None = None
     malformed: InvalidInput | None = None
     # Kept, because they are asked for several times: 3 ms less for a request of 2048 short texts.
     images: tuple[Image, ...] = ()

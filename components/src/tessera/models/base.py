@@ -164,12 +164,14 @@ class Content:
 
     Token ids are taken as they are, without prefix, instruction or special tokens. They come alone, or before
     the images whose placeholders they hold.
-    ``instruction`` is None where the client gave none.
+    ``instruction`` is None where the client gave none. ``prompt`` takes the place of the role's prompt; only
+    families that read what a checkpoint declares are given one.
     """
 
     parts: tuple[Part, ...]
     role: Role = Role.NONE
     instruction: str | None = None
+    prompt: str | None = None
 
     @property
     def images(self) -> tuple[ImagePlan, ...]:

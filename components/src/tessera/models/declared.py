@@ -20,7 +20,7 @@ from tessera.checkpoint.declared import (
     PoolingMode,
     Task,
 )
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import DeclaredModel, Model, OutputKind, Role
 from tessera.nn.spec import Pooling, TextSpec
 
@@ -44,6 +44,27 @@ def pooling_modes(model: Model) -> list[PoolingMode] | None:
     if (pooling := declared_of(model).pooling) is not None:
         return list(pooling.modes)
     return [mode for mode, own in _POOLINGS.items() if own == model.output.pooling] or None
+
+
+NAMED_ROLES: Final[Mapping[str, Role]] = {
+    "query": Role.QUERY,
+    "passage": Role.PASSAGE,
+    "document": Role.PASSAGE,
+}
+"""The names of prompts that every model has."""
+
+
+def named_prompt(declared: Declared, name: str) -> str | None:
+    """Return the prompt of a name, None for the one of the role that has this name.
+
+    Raises ``InvalidInput`` naming ``prompt_name`` for a name of neither.
+    """
+    if name in NAMED_ROLES:
+        return None
+    if (prompt := declared.prompts.get(name)) is not None:
+        return prompt
+    known = ", ".join(dict.fromkeys((*NAMED_ROLES, *declared.prompts)))
+    raise InvalidInput(f"prompt_name: expected one of {known}, found {name[:100]!r}", param="prompt_name")
 
 
 def check_task(declared: Declared, kind: OutputKind, *, family: str) -> None:

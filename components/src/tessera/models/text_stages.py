@@ -20,7 +20,7 @@ from tessera.models.stages import Axis, StageModule, StageTensor
 from tessera.nn.forms.choice import exported
 from tessera.nn.forms.plain import PLAIN, Form
 from tessera.nn.loading import SOURCES, load_text
-from tessera.nn.sequences import Masked, Padded
+from tessera.nn.sequences import Masked, Padded, pool
 from tessera.nn.spec import TextSpec
 from tessera.nn.text import Embedded, TextTower, finished
 
@@ -72,17 +72,16 @@ class PaddedPool(nn.Module):
 
     def __init__(self, tower: TextTower, *, unit_length: bool = True) -> None:
         super().__init__()
-        self._spec = tower.spec
-        self.head = tower.head
-        self.steps = tower.steps
+        self.spec, self.head, self.steps = tower.spec, tower.head, tower.steps
         self.scaled = unit if unit_length else unscaled
 
     def forward(
         self, hidden: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 rows ``[sequences, width]`` and float32 ``[sequences]``, the lengths they had."""
-        layout = Padded(attention_mask != 0)
-        return self.scaled(finished(hidden.flatten(0, 1), layout, self._spec, self.head, self.steps))
+        layout, rows = Padded(attention_mask != 0), hidden.flatten(0, 1)
+        pooled = pool(rows, layout, self.spec.pooling)
+        return self.scaled(finished(pooled, rows, layout, self))
 
 
 class PaddedText(nn.Module):

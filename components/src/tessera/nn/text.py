@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -45,14 +46,22 @@ def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:
     return rows
 
 
+class Finish(Protocol):
+    """The modules behind pooling, of a tower or of its last stage alone."""
+
+    spec: TextSpec
+    head: Head | None
+    steps: nn.ModuleList
+
+
 def finished(
-    hidden: torch.Tensor, sequences: Sequences, spec: TextSpec, head: Head | None, steps: nn.ModuleList
+    pooled: torch.Tensor, hidden: torch.Tensor, sequences: Sequences, finish: Finish
 ) -> torch.Tensor:
-    """Pool the last hidden state, and do to each row what follows: float32."""
-    rows = answer(pool(hidden, sequences, spec.pooling), head)
+    """Do what follows pooling: the head, further ways of pooling, the steps, and the cut; float32."""
+    spec, rows = finish.spec, answer(pooled, finish.head)
     if spec.besides:
         rows = torch.cat([rows, *(pool(hidden, sequences, pooling) for pooling in spec.besides)], dim=1)
-    for step in steps:
+    for step in finish.steps:
         rows = step(rows)
     return rows if spec.cut is None else rows[:, : spec.cut].contiguous()
 
@@ -72,6 +81,7 @@ class TextTower(nn.Module):
         self.norm = norm(spec.layer.norm, hidden, eps=spec.layer.eps) if spec.final_norm else None
         self.head = None if spec.head is None else Head(spec.head, hidden)
         self.steps = step_modules(spec.steps)
+        self._pools_alone = self.head is None and spec.width == spec.pooled_width == hidden and not spec.steps
         self.form: Form = PLAIN
         self.rotary: Rotary
 
@@ -147,7 +157,8 @@ class TextTower(nn.Module):
 
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """What the last hidden state is pooled to, and what follows: float32."""
-        return finished(hidden, sequences, self.spec, self.head, self.steps)
+        pooled = pool(hidden, sequences, self.spec.pooling)
+        return pooled if self._pools_alone else finished(pooled, hidden, sequences, self)
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""

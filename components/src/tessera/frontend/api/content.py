@@ -54,6 +54,7 @@ from tessera.frontend.media import GRID, MAX_SIDE
 from tessera.frontend.media.loader import refuse_path
 from tessera.frontend.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.models.base import Role
+from tessera.models.declared import NAMED_ROLES
 
 MESSAGE_ROLES: Final[dict[str, Role | None]] = {
     "query": Role.QUERY,
@@ -73,6 +74,7 @@ class InputBuilder:
 
     role: Role | None
     instruction: str | None = None
+    prompt_name: str | None = None
     limits: RequestLimits
 
     @classmethod
@@ -82,6 +84,10 @@ class InputBuilder:
         if instruction is None:
             return builder
         return replace(builder, instruction=builder.read_instruction(instruction, ""))
+
+    def named(self, prompt: str) -> InputBuilder:
+        """Return one for inputs with a prompt of this name, which may be that of a role."""
+        return replace(self, prompt_name=prompt, role=self.role or NAMED_ROLES.get(prompt))
 
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
@@ -115,6 +121,7 @@ class InputBuilder:
             parts=tuple(filter(None, parts)),
             role=role,
             instruction=self.instruction if instruction is None else instruction,
+            prompt_name=self.prompt_name,
             param=param,
             images=images,
             size=sum([len(part) for part in parts if isinstance(part, str)]),

@@ -118,6 +118,7 @@ from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
 from tessera.models.base import Output, OutputKind, Role, Truncate
+from tessera.models.declared import NAMED_ROLES
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     "add_generation_prompt": (False,),
@@ -310,6 +311,9 @@ class EmbeddingsBody(Options, kw_only=True):
         about("Whether the inputs are queries or passages to be found: models have a prompt for each."),
     ] = None
     task: Annotated[Role | None, named(TASKS), about("The same by Jina's names.")] = None
+    prompt_name: Annotated[
+        Text, about("The prompt before the inputs, by the name that the checkpoint has for it.", "query")
+    ] = None
     modality: Annotated[
         Json,
         unread({"anyOf": [_MODALITY.schema, list_of(_MODALITY.schema)]}),
@@ -353,7 +357,10 @@ class EmbeddingsBody(Options, kw_only=True):
         by_type, by_task = self.input_type, self.task
         if by_type is not None and by_task is not None and by_type is not by_task:
             raise InvalidInput("task: contradicts input_type", param="task")
-        return by_type if by_type is not None else by_task
+        role = by_type if by_type is not None else by_task
+        if None not in (role, self.prompt_name) and NAMED_ROLES.get(self.prompt_name or "") is not role:
+            raise InvalidInput("prompt_name: contradicts input_type", param="prompt_name")
+        return role
 
 
 EMBEDDINGS: Final = Form(EmbeddingsBody, inert=INERT, title="EmbeddingsRequest")
@@ -443,6 +450,8 @@ def _request(
         model, by_name = split_model(model, models)
         role = role or by_name
     builder = InputBuilder.of(body.instruction, role, limits)
+    if body.prompt_name is not None:
+        builder = builder.named(body.prompt_name)
     units = _units(body.input, body.messages, limits.inputs)
     modalities = _spread(modality, len(units)) if isinstance(modality, tuple) else repeat(modality)
     read = _read if body.messages is None else _read_messages

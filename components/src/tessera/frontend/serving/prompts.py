@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tessera.errors import TesseraError
+from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
 from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, InputTask, LongTexts, PairsTask
 from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate
+from tessera.models.declared import declared_of, named_prompt
 from tessera.turns import Threads
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
@@ -38,16 +39,17 @@ class _InputWork(NamedTuple):
     visions: Visions | TesseraError
     max_tokens: int
     truncate: Truncate
+    prompt: str | None = None
 
     @property
     def size(self) -> int:
         return self.entry.size
 
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        entry, visions, max_tokens, truncate = self
+        entry, visions, max_tokens, truncate, prompt = self
         if isinstance(visions, TesseraError):
             return [visions]
-        content = _content(entry, visions)
+        content = _content(entry, visions, prompt)
         try:
             return [model.prompt(content, max_tokens=max_tokens, truncate=truncate, param=entry.param)]
         except TesseraError as error:
@@ -57,7 +59,7 @@ class _InputWork(NamedTuple):
         """Return what ``prompts`` returns, by a process that ends with the caller."""
         if isinstance(self.visions, TesseraError):
             return [self.visions]
-        content, param = _content(self.entry, self.visions), self.entry.param
+        content, param = _content(self.entry, self.visions, self.prompt), self.entry.param
         task = InputTask(content, self.max_tokens, self.truncate, param)
         return await processes.prompts(task, call, size=self.size)
 
@@ -124,6 +126,7 @@ class Prompter:
 
     def __init__(self, model: Model, max_tokens: int, long_texts: LongTexts | None = None) -> None:
         self._model = model
+        self._declared = declared_of(model)
         self.long_texts = long_texts
         self.max_tokens = max_tokens
         self.threads = Threads(_threads(), "tokenise")
@@ -134,7 +137,10 @@ class Prompter:
         """Return each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
         limits = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
         pairs = zip(request.inputs, visions, strict=True)
-        return await self._run([_InputWork(*pair, *limits) for pair in pairs], call)
+        works = [_InputWork(*pair, *limits) for pair in pairs]
+        if any(entry.prompt_name is not None for entry in request.inputs):
+            works = [work if work.entry.prompt_name is None else self._named(work) for work in works]
+        return await self._run(works, call)
 
     async def sides(
         self, request: ScoreRequest, visions: Sequence[Visions | TesseraError], call: Call
@@ -202,6 +208,19 @@ class Prompter:
             for prompt in prompts:
                 yield prompt
 
+    def _named(self, work: _InputWork) -> _InputWork:
+        """Return an input with the prompt that it names, or with the error of that name."""
+        name = work.entry.prompt_name
+        assert name is not None
+        try:
+            prompt = named_prompt(self._declared, name)
+        except InvalidInput as error:
+            return work._replace(visions=error)
+        if prompt is not None and work.entry.instruction is not None:
+            contradiction = InvalidInput("prompt_name: contradicts instruction", param="prompt_name")
+            return work._replace(visions=contradiction)
+        return work._replace(prompt=prompt)
+
 
 def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
     """Yield what is done in one turn, with its size; what is longer than a turn is alone in it."""
@@ -218,10 +237,11 @@ def _prompts(works: Sequence[_Work], model: Model) -> list[Prompt | TesseraError
     return [prompt for work in works for prompt in work.prompts(model)]
 
 
-def _content(entry: Input, visions: Visions) -> Content:
+def _content(entry: Input, visions: Visions, prompt: str | None = None) -> Content:
     plans = iter(visions)
     return Content(
         parts=tuple([next(plans).payload.plan if isinstance(part, Image) else part for part in entry.parts]),
         role=entry.role,
         instruction=entry.instruction,
+        prompt=prompt,
     )

@@ -80,9 +80,10 @@ class ColQwen3(Qwen3VLBody):
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()
             return [self.turn_start, *user, self.turn_end, *answer, self.end]
         text = "".join(texts_of(content))
+        prefix = self._prefixes[content.role] if content.prompt is None else content.prompt
         if content.role is Role.QUERY:
-            return [Run(self._prefixes[Role.QUERY], text), *[self.end] * self._end_tokens]
-        return [Run(self._prefixes[content.role], text)]
+            return [Run(prefix, text), *[self.end] * self._end_tokens]
+        return [Run(prefix, text)]
 
     @cached_property
     def stored_text(self) -> TextSpec:

@@ -60,7 +60,8 @@ class LlamaNemotronEmbed(TowerModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """BOS, the role's prefix and the texts, joined as they are."""
-        return text_segments(self._bos, self._prefixes[content.role], content)
+        prefix = self._prefixes[content.role] if content.prompt is None else content.prompt
+        return text_segments(self._bos, prefix, content)
 
 
 def read_config(config: Section, options: Options, kind: OutputKind = OutputKind.VECTOR) -> TextSpec:

@@ -43,7 +43,9 @@ class Qwen3VLEmbedding(Qwen3VLBody):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
-        prompt = self._prompts[content.role] if content.instruction is None else content.instruction
+        prompt = self._prompts[content.role] if content.prompt is None else content.prompt
+        if content.instruction is not None:
+            prompt = content.instruction
         instruction = punctuated(prompt) or self._instruction
         return [
             *(self.turn_start, Fixed(f"system\n{instruction}"), self.turn_end, Fixed("\n")),
