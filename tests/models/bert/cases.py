@@ -15,5 +15,5 @@ CASES = [
     ),
     Given(parts=("xyz qqq \U0001f600 zzzz",)),
     Given(parts=(WORDS * 3,)),
-    Given(parts=(WORDS * 14,)),
+    Given(parts=("which price had a winter garden? " * 30,)),
 ]

@@ -260,7 +260,7 @@ class Stack(nn.ModuleList):
             if isinstance(reader, LayerNorm) and reader.renews:
                 total = None
         for one, offset in zip([*norms, final], sums, strict=True):
-            if isinstance(one, LayerNorm):
+            if isinstance(one, LayerNorm) and offset is not None:
                 one.offset = offset
         self.offsets = torch.stack([offset for offset in sums[2::2] if offset is not None])
 
