@@ -85,7 +85,8 @@ class EncoderModel(TowerModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The role's prompt and the texts, joined as they are, between the two tokens."""
-        return [self._first, Run(self._prompts[content.role], "".join(texts_of(content))), self._last]
+        prompt = self._prompts[content.role] if content.prompt is None else content.prompt
+        return [self._first, Run(prompt, "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         """int32 ``[2, tokens]``: the row of each token among the positions, and its type."""
