@@ -94,7 +94,10 @@ class Service:
                 group=group,
             )
         self.admission = admission = Admission(
-            max_requests=limits.max_in_flight, max_response_bytes=limits.max_response_bytes, group=group
+            max_requests=limits.max_in_flight,
+            max_response_bytes=limits.max_response_bytes,
+            body_bytes=limits.bodies_bytes,
+            group=group,
         )
         self.metrics.watch_admission(admission)
         self.models = Models(
