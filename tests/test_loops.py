@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from tessera import free_memory
 from tessera.errors import EngineDead
 from tessera.frontend.group import PULSE_SECONDS, FrontendGroup
 from tessera.frontend.http.tls import Certificate
 from tessera.frontend.service import Service
 from tessera.tasks import KEEPER
-from tessera.worker import free_memory, stall
+from tessera.worker import stall
 from tests.authority import Authority, needs_openssl
 from tests.loops import Switch, fails_and_goes_on, quick
 from tests.rpc.conftest import until

@@ -61,6 +61,7 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     """The tokens that the same inputs would be embedded as."""
     exchange = exchange_of(http.scope)
     body = json_object(await endpoint.json(http))
+    exchange.let_go()
     model = endpoint.choose(exchange, body)
     served, pipeline = model.served, model.pipeline
     if "inputs" in body:

@@ -46,6 +46,7 @@ from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera_kserve.http import write_error
 from tessera_kserve.inference import Inference
 from tessera_kserve.line import MOST_WAITING
+from tessera_kserve.receiving import Receiver, skip_message
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import Tensor, of_raw, of_values
@@ -224,6 +225,7 @@ class GrpcServer:
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
+        self._receiver = Receiver(limits.max_body_bytes)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
@@ -381,27 +383,34 @@ class GrpcServer:
         return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
 
     async def _infer(self, raw: bytes, context: Context, exchange: Exchange) -> pb.ModelInferResponse:
-        return await self._inferred(parsed(pb.ModelInferRequest, raw), len(raw), context, exchange)
+        message = _InferMessage(raw)
+        del raw
+        return await self._inferred(message, context, exchange)
 
     async def _inferred(
-        self, message: pb.ModelInferRequest, nbytes: int, context: Context, exchange: Exchange
+        self, message: _InferMessage, context: Context, exchange: Exchange
     ) -> pb.ModelInferResponse:
-        if nbytes > _LARGE_BYTES:
-            call = await self._inference.aside(partial(read_call, message, exchange.peer), exchange)
+        if (nbytes := len(message.raw)) > _LARGE_BYTES:
+            read = partial(message.read, exchange.peer)
+            call = await self._inference.aside(read, exchange, nbytes=nbytes)
         else:
-            call = read_call(message, exchange.peer)
+            call = message.read(exchange.peer)
+        exchange.let_go()
         exchange.deadline = self._inference.deadline(context.time_remaining(), call)
         return write_answer(await self._inference.infer(call, exchange), call)
 
     def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
-        async def answered(messages: Messages, context: Context) -> bytes:
+        async def answered(_: Messages, context: Context) -> bytes:
             failure: Failure | None = None
             with self._serving(name, context) as exchange:
                 try:
                     self._open(name, exchange)
                     with own_cancellation():
-                        raw = await self._message(messages)
-                        return serialized(await answer(raw, context, exchange))
+                        if name in _OPEN:
+                            await skip_message(context)
+                            return serialized(await answer(b"", context, exchange))
+                        message = self._message(context, exchange)
+                        return serialized(await answer(await message, context, exchange))
                 except Exception as error:
                     failure = self._failed(error, exchange)
             await _abort(context, failure)
@@ -409,18 +418,16 @@ class GrpcServer:
 
         return answered
 
-    async def _message(self, messages: Messages) -> bytes:
+    async def _message(self, context: Context, exchange: Exchange) -> bytes:
         """Read the one message of a call; raises ``RequestTimeout``, and ``RequestCancelled`` without one."""
         seconds = self._inference.patience
         try:
             async with asyncio.timeout(seconds):
-                return await anext(messages)
+                return await self._receiver.receive(context, exchange)
         except TimeoutError as error:
             raise RequestTimeout(f"the message did not arrive within {seconds:.0f} s") from error
-        except StopAsyncIteration:
-            raise RequestCancelled("the call ended before its message had come") from None
 
-    async def _stream(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
+    async def _stream(self, _: Messages, context: Context) -> AsyncIterator[bytes]:
         """Answer in the order of the calls, many of which may be under way; one that fails fails alone.
 
         All have the stream's metadata, so that a key that is refused ends the stream.
@@ -435,8 +442,10 @@ class GrpcServer:
         begun: set[asyncio.Task[bytes]] = set()
 
         async def take() -> None:
-            async for raw in messages:
+            # The iterator holds its last message for as long as the stream is open.
+            while (raw := await context.read()) is not grpc.aio.EOF:
                 task = asyncio.create_task(self._streamed(raw, context))
+                del raw
                 begun.add(task)
                 task.add_done_callback(begun.discard)
                 await under_way.put(task)
@@ -464,21 +473,21 @@ class GrpcServer:
 
     async def _streamed(self, raw: bytes, context: Context) -> bytes:
         answer = pb.ModelStreamInferResponse()
-        identity = ""
+        message = _InferMessage(raw)
+        del raw
         with self._serving(_STREAM, context) as exchange:
             try:
                 self._open(_STREAM, exchange)
-                message = parsed(pb.ModelInferRequest, raw)
-                identity = message.id
+                exchange.hold(len(message.raw))
                 with own_cancellation():
-                    answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, exchange))
-                if message.parameters["triton_enable_empty_final_response"].bool_param:
+                    answer.infer_response.CopyFrom(await self._inferred(message, context, exchange))
+                if message.wants_final:
                     answer.infer_response.parameters["triton_final_response"].bool_param = True
             except Exception as error:
                 failure = self._failed(error, exchange)
                 answer.error_message = str(write_error(failure)[1]["error"])
                 # Whose error it is.
-                answer.infer_response.id = identity
+                answer.infer_response.id = message.id
         return serialized(answer)
 
     def _open(self, name: str, exchange: Exchange) -> None:
@@ -519,6 +528,7 @@ class GrpcServer:
             peer=_host(context),
             headers=_headers(metadata),
             rates=self._service.limiter,
+            bodies=self._service.admission.bodies,
         )
         line = exchange.line
         started = time.perf_counter()
@@ -534,6 +544,7 @@ class GrpcServer:
                 failure = exchange.failure
                 status = 200 if failure is None else write_error(failure)[0]
             finally:
+                exchange.let_go()
                 seconds = time.perf_counter() - started
                 failure = exchange.failure
                 model = str(line.fields.get("model") or "")
@@ -543,6 +554,23 @@ class GrpcServer:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)
                 self._log.write(exchange, route=path, status=status, seconds=seconds)
+
+
+class _InferMessage:
+    """Holds an inference call from its bytes to its tensors, which take as much memory."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.id = ""
+        self.wants_final = False
+
+    def read(self, peer: str) -> Call:
+        """Give the bytes up for the call; raises ``InvalidInput``."""
+        message = parsed(pb.ModelInferRequest, self.raw)
+        self.raw, self.id = b"", message.id
+        call = read_call(message, peer)
+        self.wants_final = message.parameters["triton_enable_empty_final_response"].bool_param
+        return call
 
 
 class _Refused(Exception):

@@ -19,7 +19,7 @@ from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import read_body
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
-from tessera.frontend.exchange import exchange_of
+from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
 from tessera.tasks import Deadline
@@ -41,6 +41,8 @@ OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"
 _HEAD_LENGTH: Final = b"inference-header-content-length"
 # Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
 _LARGE_BYTES: Final = 1 << 17
+# Of an index and of registrations, which have a few short fields.
+_SMALL_BODY_BYTES: Final = 1 << 16
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
@@ -297,16 +299,21 @@ class Routes:
         exchange = exchange_of(request.scope)
         # The middleware let it in where there was room; the line does that here, and for those that wait.
         exchange.leave()
-        body = await self._body(request)
-        read = (body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
-        if len(body) > _LARGE_BYTES:
-            reading = self._inference.aside(partial(read_call, *read), exchange)
-            call, binary = await exchange.during(reading)
-        else:
-            call, binary = read_call(*read)
+        self._inference.offers.find(name, version)
+        call, binary = await self._call(request, exchange, name, version)
+        exchange.let_go()
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
         answer = await exchange.during(self._inference.infer(call, exchange))
         return write_answer(answer, call, binary)
+
+    async def _call(
+        self, request: Request, exchange: Exchange, name: str, version: str
+    ) -> tuple[Call, frozenset[str]]:
+        body = await self._body(request, self._max_body_bytes)
+        read = partial(read_call, body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
+        if len(body) <= _LARGE_BYTES:
+            return read()
+        return await exchange.during(self._inference.aside(read, exchange, nbytes=len(body)))
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)
@@ -339,8 +346,8 @@ class Routes:
         reject_unknown(body, known, "")
         return body
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, limit=self._max_body_bytes, timeout=self._inference.patience)
+    async def _body(self, request: Request, limit: int = _SMALL_BODY_BYTES) -> bytes:
+        return await read_body(request, limit=limit, timeout=self._inference.patience)
 
     def _check_peer(self, request: Request) -> None:
         self._regions.check_peer(exchange_of(request.scope).peer)

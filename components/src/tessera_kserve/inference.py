@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
+from tessera.frontend.api.endpoint import LARGE_BODY_BYTES
 from tessera.frontend.exchange import Exchange
 from tessera.frontend.service import Service
 from tessera.frontend.serving import dispatch
@@ -89,10 +90,15 @@ class Inference:
             left = min(left, asked / 1e6)
         return Deadline.after(left)
 
-    async def aside(self, work: Callable[[], T], exchange: Exchange) -> T:
-        """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
+    async def aside(self, work: Callable[[], T], exchange: Exchange, *, nbytes: int = 0) -> T:
+        """Return the result of ``work``, which a thread does in the turn of the exchange's key.
+
+        ``nbytes`` is the size of the body that the work is for.
+        """
+        service = self._service
+        threads = service.bodies if nbytes > LARGE_BODY_BYTES else service.threads
         async with exchange.deadline.bound():
-            return await self._service.threads.run(work, exchange.client)
+            return await threads.run(work, exchange.client)
 
     async def infer(self, call: Call, exchange: Exchange) -> Answer:
         """Answer a call that holds no place yet; raises ``TesseraError``."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api import pieces
 from tessera.frontend.api import values as module
 from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.api.pieces import filled, without_lists
 from tessera.frontend.api.values import BRACKETS, NoText, more_outside_strings, read_json
 
 
@@ -46,6 +49,24 @@ def test_strings_are_left_out_wherever_they_are_cut(value: object, piece: int, a
             count = outside(raw, marks)
             assert not more_outside_strings(raw, marks, count)
             assert count == 0 or more_outside_strings(raw, marks, count - 1)
+
+
+@given(_VALUES, st.integers(1, 9), st.integers(0, 200), st.sampled_from([b"", b",", b"]", b"[1]", b'"']))
+def test_a_body_is_the_same_in_pieces(value: object, piece: int, at: int, fault: bytes) -> None:
+    raw = json.dumps(value).encode()
+    raw = raw[:at] + fault + raw[at:]
+    lists: dict[str, list[object]] = {}
+    try:
+        whole = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        whole = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "_PIECE_BYTES", piece)
+        try:
+            found = filled(orjson.loads(without_lists(raw, lists)), lists)
+        except orjson.JSONDecodeError:
+            found = None
+    assert found == whole
 
 
 def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed() -> None:
@@ -116,9 +137,11 @@ def test_partial_leaves_the_other_inputs() -> None:
         b'{"input": "\\ud800", "dimensions": ' + b"9" * 5000 + b"}",
         b'{"input": "\\ud800", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         b"\x89PNG\r\n\xff",
-        b'{"input": [' + b'"",' * 600_000 + b'"\\ud800"]}',
+        b'{"input": [' + b'"",' * 550_000 + b'"\\ud800"]}',
+        b'{"input": [' + b"1," * 700_000 + b'1], "user": "\\ud800"}',
+        b'{"input": [' + b"1," * 700_000 + b"]}",
     ],
-    ids=["cut off", "no number", "many digits", "deep", "a picture", "many strings"],
+    ids=["cut off", "no number", "many digits", "deep", "a picture", "many strings", "numbers", "a comma"],
 )
 def test_what_is_no_json_besides_is_refused_as_that(raw: bytes) -> None:
     with pytest.raises(InvalidInput, match="the body is not valid JSON"):

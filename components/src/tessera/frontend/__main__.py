@@ -16,6 +16,7 @@ with quick_imports():
     from tessera import tracing
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, TesseraError
+    from tessera.free_memory import bound_arenas, give_back_free_memory
     from tessera.frontend.app import make_app
     from tessera.frontend.door import OpenDoor, open_doors
     from tessera.frontend.group import GROUP_VARIABLE
@@ -73,6 +74,8 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     lost = asyncio.create_task(_lost(service))
     # An error of the wait itself ends the process, too: nobody would hear of a loss any more.
     lost.add_done_callback(lambda task: None if task.cancelled() else stop())
+    if (giving_back := give_back_free_memory()) is not None:
+        service.tasks.add(giving_back)
     keep_all()
     await server.serve()
     await drained
@@ -126,6 +129,7 @@ async def _lost(service: Service) -> DiscoveryLost:
 
 
 def main() -> int:
+    bound_arenas()
     # Before the rest, whose errors are logged, too.
     log_as("frontend", settings := log_settings())
     # A launcher may tell it to read its models again before it has read them.

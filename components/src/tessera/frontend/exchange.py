@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from tessera.errors import RequestCancelled
 from tessera.frontend.admission.rate import RateLimiter
-from tessera.frontend.admission.room import Ticket
+from tessera.frontend.admission.room import Bodies, Ticket
 from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
@@ -32,7 +32,8 @@ class Exchange:
     ``line`` has the request's id, which its body may set. ``headers`` has the first of each name, in lower
     case. ``body_bytes`` is the length that was announced, ``peer`` the client's address, ``key`` the name of
     the API key, also where there are none, and ``client`` the name by which clients share the service, empty
-    where there are none. ``rates`` is None where no key has a rate. ``departure`` ends the work when the
+    where there are none. ``rates`` is None where no key has a rate, and ``bodies`` where no body is read.
+    ``departure`` ends the work when the
     client goes away. ``model`` is the name of the model that answers, once it is known, ``failure`` the
     answer where it is an error, ``error_shape`` its form where that is not the route's, ``unexpected`` an
     error that no handler knows, and ``body`` the request's, once it has been read.
@@ -46,6 +47,7 @@ class Exchange:
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     body_bytes: int | None = None
     rates: RateLimiter | None = None
+    bodies: Bodies | None = None
     departure: Departure = field(default_factory=Departure)
     key: str = ANONYMOUS
     client: str = ""
@@ -57,6 +59,7 @@ class Exchange:
     body: bytes | None = None
     _counted: bool = False
     _paid: bool = False
+    _held_bytes: int = 0
 
     @classmethod
     def open(cls, scope: Scope, rates: RateLimiter | None = None, *, seconds: float = math.inf) -> Exchange:
@@ -95,6 +98,23 @@ class Exchange:
         if self.rates is not None and not self._paid:
             self.rates.charge(self.key, tokens)
         self._paid = True
+
+    def hold(self, nbytes: int) -> None:
+        """Hold bytes of the body before they are read; raises ``Overloaded`` where bodies have no room."""
+        if self.bodies is not None:
+            self.bodies.hold(self.client, nbytes)
+            self._held_bytes += nbytes
+
+    def let_go(self) -> None:
+        """Give back the bytes of the body, which is parsed or not wanted any more."""
+        self.body = None
+        if self._held_bytes:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        assert self.bodies is not None
+        self.bodies.give(self.client, self._held_bytes)
+        self._held_bytes = 0
 
     def leave(self) -> None:
         """Give the request's place back, if it has one."""

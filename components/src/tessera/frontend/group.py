@@ -72,6 +72,8 @@ HELD_UNITS: Final = 2
 HELD_BYTES: Final = 3
 HELD_REQUESTS: Final = 3
 """Of a model, which holds no bytes."""
+HELD_BODY_BYTES: Final = HELD_UNITS
+"""Of no model, which holds no units."""
 REQUEST_RATE: Final = 4
 TOKEN_RATE: Final = 9
 _EMBED: Final = 14

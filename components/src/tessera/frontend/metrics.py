@@ -148,6 +148,12 @@ class FrontendMetrics:
             "Bytes that the answers to the requests being answered may take",
             lambda: admission.response_bytes,
         )
+        watch(
+            "tessera_body_bytes",
+            "Bytes of the bodies that are being read or parsed, as announced",
+            lambda: admission.bodies.used,
+        )
+        admission.bodies.count_refusal = self.refused.labels("bodies").inc
 
     def render(self) -> bytes:
         return generate_latest(self._all)

@@ -85,6 +85,8 @@ class Service:
         self._caller = f"frontends-{seat.name}" if seat else name
         self.group = group = FrontendGroup(seat)
         self.threads = Threads(_THREADS, "aside")
+        # One: several large bodies parsed at a time would take as many times the memory.
+        self.bodies = Threads(1, "body")
         self.media = MediaLoader(settings.media, limits.images, threads=self.threads)
         names = None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
         self._known = KnownMedia(shared=names)
@@ -104,13 +106,16 @@ class Service:
                 group=group,
             )
         self.admission = admission = Admission(
-            max_requests=limits.max_in_flight, max_response_bytes=limits.max_response_bytes, group=group
+            max_requests=limits.max_in_flight,
+            max_response_bytes=limits.max_response_bytes,
+            body_bytes=limits.bodies_bytes,
+            group=group,
         )
         self.metrics.watch_admission(admission)
         self.models = Models(
             self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
-        self.endpoint = Endpoint(self.models, limits, self.threads)
+        self.endpoint = Endpoint(self.models, limits, self.threads, self.bodies)
         # By slot. Of each there is one: a model may still be answering when the next one has its slot.
         self._entries: dict[int, SharedEntries] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -173,6 +178,7 @@ class Service:
         await self.media.close()
         await self.models.close()
         self.threads.close()
+        self.bodies.close()
 
     async def _open(self, given: ModelSettings) -> ServedModel:
         """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""

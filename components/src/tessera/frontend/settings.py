@@ -14,7 +14,7 @@ import msgspec
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
 from tessera.flags import check_flags, parse_flags
-from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
+from tessera.frontend.admission.room import BODY_BYTES, RESPONSES_IN_FLIGHT
 from tessera.frontend.door import check_doors, doors
 from tessera.frontend.group import Seat
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
@@ -35,6 +35,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="largest body of a request")
     ] = 64 << 20
+    bodies_bytes: Annotated[
+        int,
+        Setting(
+            flag="--max-bodies-mb",
+            unit=MIB,
+            check=POSITIVE,
+            help="all bodies that are being read or parsed, as announced; more are refused with 429",
+            more="The frontends of a port share it, and keys get fair shares. A body that is alone is always "
+            "read",
+        ),
+    ] = BODY_BYTES
     max_response_bytes: Annotated[
         int,
         Setting(

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from tessera.errors import EngineDead, TesseraError, internal_error
+from tessera.free_memory import give_back_free_memory
 from tessera.local.channel import Channel
 from tessera.local.messages import Answer, Begun, Cancel, Failed, First, Question, Refused
 from tessera.process_exit import ENGINE_DEAD
 from tessera.sandbox.confinement import die_with_parent
-from tessera.worker.free_memory import give_back_free_memory
 
 log = logging.getLogger(__name__)
 

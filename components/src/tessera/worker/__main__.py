@@ -17,6 +17,7 @@ with quick_imports():
     from tessera import tracing
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, EngineDead, TesseraError
+    from tessera.free_memory import give_back_free_memory
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import ENGINE_DEAD, leave, when_told
     from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
@@ -24,7 +25,6 @@ with quick_imports():
     from tessera.worker import stall
     from tessera.worker.access_log import AccessLog
     from tessera.worker.embed import EmbedService
-    from tessera.worker.free_memory import give_back_free_memory
     from tessera.worker.metrics import WorkerMetrics
     from tessera.worker.roles import COMPONENT, Builder
     from tessera.worker.settings import WorkerSettings, parse

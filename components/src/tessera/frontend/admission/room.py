@@ -9,6 +9,7 @@ from typing import Final
 from tessera.budgets import Budget
 from tessera.errors import Overloaded
 from tessera.frontend.group import (
+    HELD_BODY_BYTES,
     HELD_BYTES,
     HELD_REQUESTS,
     HELD_TOKENS,
@@ -173,6 +174,27 @@ class GroupBudget(Budget):
             words[find(client)[0] + word] += amount
 
 
+BODY_BYTES: Final = 512 << 20
+"""Bytes that the bodies of all requests may have at a time, until they are parsed."""
+
+
+class Bodies(GroupBudget):
+    """Keeps the bytes of bodies, as they are announced or come, until they are parsed."""
+
+    __slots__ = ("count_refusal",)
+
+    def __init__(self, limit: int, group: FrontendGroup, places: _Places) -> None:
+        super().__init__(lambda: limit, group, places, HELD_BODY_BYTES, "bytes of bodies")
+        self.count_refusal: Callable[[], None] = lambda: None
+
+    def hold(self, client: str, nbytes: int) -> None:
+        """Take room for bytes that are not read yet; raises ``Overloaded`` where there is none."""
+        if not self.admits(client, nbytes):
+            self.count_refusal()
+            raise self.overloaded(client, nbytes)
+        self.take(client, nbytes)
+
+
 class Room:
     """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
@@ -262,23 +284,31 @@ class Admission:
 
     The head of a request says nothing of its model: where there are several it is let in as long as one of
     them has room for such a request, so that a flood of requests for one does not turn those for another
-    away. Bytes of answers are shared fairly between clients, and by all models. ``max_requests`` is a
-    model's. ``max_response_bytes`` is the limit of one answer.
+    away. Bytes of answers and of ``bodies`` are shared fairly between clients, and by all models.
+    ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one answer, ``body_bytes`` that of
+    all bodies.
     """
 
     def __init__(
-        self, *, max_requests: int, max_response_bytes: int, group: FrontendGroup | None = None
+        self,
+        *,
+        max_requests: int,
+        max_response_bytes: int,
+        body_bytes: int = BODY_BYTES,
+        group: FrontendGroup | None = None,
     ) -> None:
         self._group = group = group or FrontendGroup()
+        places = _Places(group, "")
         self._max_requests = max_requests
         self._rooms: list[Room] = []
         self.answers = GroupBudget(
             lambda: RESPONSES_IN_FLIGHT * max_response_bytes,
             group,
-            _Places(group, ""),
+            places,
             HELD_BYTES,
             "bytes of answers",
         )
+        self.bodies = Bodies(body_bytes, group, places)
 
     def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
         """Open a room for a model's requests, until it is closed; ``pairs`` as in ``Room``."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -61,36 +60,59 @@ _SCORE_BYTES: Final = 128
 # What Infinity's client sends as the model where it is given none.
 _UNSPECIFIED: Final = "default/not-specified"
 
+LARGE_BODY_BYTES: Final = 1 << 20
+"""Bodies beyond this are parsed on a thread: a megabyte of token ids takes 50 ms."""
 
-async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
-    """Read the whole body; ``limit`` in bytes, ``timeout`` in seconds.
 
-    The announced length is refused before a byte is read, and what arrives is counted as well. A compressed
-    body is refused: how large it becomes is known only after it has been decompressed.
+async def read_body(request: Request, limit: int, timeout: float) -> bytes:
+    """Read the whole body, of at most ``limit`` bytes and within ``timeout`` seconds.
+
+    A compressed body is refused: how large it becomes is known only after it has been decompressed.
     """
     exchange = exchange_of(request.scope)
     if exchange.headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
         raise UnsupportedMedia("the body must be sent as it is, without a Content-Encoding")
-    if exchange.body_bytes is not None and exchange.body_bytes > limit:
+    if request.scope["state"].get("whole", False):
+        # Most bodies come with their heads, and need no clock and no account.
+        body, _ = await _part(request)
+    else:
+        body = await _arriving(request, exchange, limit, timeout)
+    if len(body) > limit:
         raise _too_large(limit)
-    chunks: list[bytes] = []
+    exchange.body_bytes = len(body)
+    return body
+
+
+async def _part(request: Request) -> tuple[bytes, bool]:
+    """Read what has come of a body, and whether there is more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise RequestCancelled("the client went away while it was sending")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+async def _arriving(request: Request, exchange: Exchange, limit: int, timeout: float) -> bytes:
+    """Read a body that is still to come; its exchange holds its bytes, as announced or as they come.
+
+    The announced length is refused before a byte is read, and what arrives is counted as well.
+    """
+    announced = exchange.body_bytes
+    if announced is not None and announced > limit:
+        raise _too_large(limit)
+    exchange.hold(announced or 0)
+    parts: list[bytes] = []
     size, more = 0, True
-    # Most bodies come with their heads, and need no clock.
-    whole = request.scope["state"].get("whole", False)
     try:
-        async with nullcontext() if whole else asyncio.timeout(timeout):
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise RequestCancelled("the client went away while it was sending")
-                chunk, more = message.get("body", b""), message.get("more_body", False)
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                chunks.append(chunk)
+        async with asyncio.timeout(timeout):
+            while more and size <= limit:
+                part, more = await _part(request)
+                size += len(part)
+                if announced is None:
+                    exchange.hold(len(part))
+                parts.append(part)
     except TimeoutError as error:
         raise RequestTimeout(f"the request body did not arrive within {timeout:.0f} s") from error
-    return b"".join(chunks)
+    return b"".join(parts)
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
@@ -257,7 +279,7 @@ class TranslatedScores:
     def _size(self, width: int, limit: int, cost: Cost, exchange: Exchange) -> int:
         """Return the bytes of rows or of the answer, the larger; raises ``ResponseTooLarge``."""
         request, documents = self.request, len(self.request.documents)
-        copied = self.copies * len(exchange.body or b"")
+        copied = self.copies * (exchange.body_bytes or 0)
         nbytes = max(4 * width * cost.rows, _SCORE_BYTES * documents + copied)
         if nbytes > limit:
             over = 4 * width * cost.bounds[1:] > limit
@@ -281,6 +303,7 @@ def _too_large_answer(
 
 
 R = TypeVar("R", Result, Scores)
+T = TypeVar("T")
 
 
 class Task(Protocol[R]):
@@ -306,9 +329,11 @@ def _is_large(result: Result | Scores, output: Output) -> bool:
 class Endpoint:
     """Answers requests that the middleware has admitted."""
 
-    def __init__(self, models: Models, limits: Limits, threads: Threads) -> None:
+    def __init__(self, models: Models, limits: Limits, threads: Threads, bodies: Threads) -> None:
+        """Write large answers on ``threads``, and read large bodies on ``bodies``."""
         self.models = models
         self._threads = threads
+        self._bodies = bodies
         self._limits = limits
         self._fairness = LoopFairness()
         most = max(limits.request.inputs, limits.request.documents)
@@ -349,12 +374,15 @@ class Endpoint:
         self.check_route(exchange, kinds)
         if name is not None:
             self.models.find(name)
-        raw = await self._body(http, exchange)
-        async with self._fairness:
-            with tracing.span("parse"):
-                parsed = self._parsed(exchange, raw)
-                served = self.choose(exchange, parsed, kinds, first=first, name=name)
-                task = translate(parsed, served.served)
+        if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
+            served, task = await self._translate_aside(exchange, translate, kinds, first, name)
+        else:
+            async with self._fairness:
+                with tracing.span("parse"):
+                    parsed = self._parsed(exchange)
+                    served = self.choose(exchange, parsed, kinds, first=first, name=name)
+                    task = translate(parsed, served.served)
+        exchange.let_go()
         call = self.call(exchange, task.request, served.served)
         task.begin(served.served, self._limits)
         result = await exchange.during(task.run(served, exchange, call, self._limits))
@@ -368,6 +396,26 @@ class Endpoint:
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
+
+    async def _translate_aside(
+        self,
+        exchange: Exchange,
+        translate: Callable[[Json, Served], Task[R]],
+        kinds: frozenset[OutputKind],
+        first: OutputKind | None,
+        name: str | None,
+    ) -> tuple[ServedModel, Task[R]]:
+        """Parse and translate a large body beside the event loop."""
+        with tracing.span("parse"):
+            # Millions of values take time to be freed, too.
+            parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
+            served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
+            return served, await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
+
+    async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
+        """Return the result of work in proportion to a body, in the turn of the exchange's key."""
+        async with exchange.deadline.bound():
+            return await exchange.during(self._bodies.run(work, exchange.client))
 
     async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
         async with self._fairness:
@@ -470,19 +518,19 @@ class Endpoint:
     async def json(self, http: Request) -> Json:
         """Return the request's parsed body; it may be asked for again."""
         exchange = exchange_of(http.scope)
-        return self._parsed(exchange, await self._body(http, exchange))
+        if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
+            return await self._aside(partial(self._parsed, exchange), exchange)
+        return self._parsed(exchange)
 
-    def _parsed(self, exchange: Exchange, raw: bytes) -> Json:
+    def _parsed(self, exchange: Exchange) -> Json:
         kind = exchange.headers.get(b"content-type", b"").decode("latin-1")
-        return read_json(raw, kind, brackets=self._brackets)
+        return read_json(exchange.body or b"", kind, brackets=self._brackets)
 
     async def _body(self, http: Request, exchange: Exchange) -> bytes:
         if exchange.body is None:
             limits = self._limits
             with tracing.span("read body") as span:
-                exchange.body = await read_body(
-                    http, limit=limits.max_body_bytes, timeout=limits.timeout_seconds
-                )
+                exchange.body = await read_body(http, limits.max_body_bytes, limits.timeout_seconds)
                 span.set_attribute("http.request.body.size", len(exchange.body))
         return exchange.body
 

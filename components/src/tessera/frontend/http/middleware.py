@@ -210,6 +210,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.open(scope, self._limiter, seconds=self._seconds)
+        exchange.bodies = self._admission.bodies
         with serving(exchange.line):
             note(trace_id=tracing.trace_id() or None)
             await self._answer(exchange, scope, receive, send)
@@ -243,13 +244,14 @@ class RequestMiddleware:
             await self._send_failure(exchange, sending)
         finally:
             exchange.leave()
+            # The connection keeps its last request's scope for as long as it waits for the next one.
+            exchange.let_go()
             route = self._route(scope)
             seconds = time.perf_counter() - started
             code = None if exchange.failure is None else exchange.failure.error["code"]
             self._count(route, status, code, exchange.model, seconds)
             self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)
-            # The connection keeps its last request's scope for as long as it waits for the next one.
-            exchange.body = exchange.unexpected = None
+            exchange.unexpected = None
 
     def _route(self, scope: Scope) -> str:
         """Return the route's path, for metrics: all unknown paths count as one."""

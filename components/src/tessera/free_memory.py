@@ -58,6 +58,20 @@ def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] |
     return KEEPER.start("memory", look)
 
 
+_M_ARENA_MAX: Final = -8
+_ARENAS: Final = 4
+
+
+def bound_arenas() -> None:
+    """Let threads that begin from now on share a few heaps: each keeps what was freed in it.
+
+    glibc makes eight for each core, of 64 MiB and more. A no-op where the C library has none.
+    """
+    choose = getattr(ctypes.CDLL(None), "mallopt", None)
+    if choose is not None:
+        choose(_M_ARENA_MAX, _ARENAS)
+
+
 def resident_bytes() -> int:
     """Return the bytes of this process that are in memory."""
     pages = int(Path("/proc/self/statm").read_bytes().split()[1])

@@ -12,7 +12,7 @@ import pytest
 # keeps the heap from shrinking by itself.
 PROGRAM = """
 import asyncio, ctypes, sys, time
-from tessera.worker.free_memory import give_back_free_memory, resident_bytes
+from tessera.free_memory import give_back_free_memory, resident_bytes
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

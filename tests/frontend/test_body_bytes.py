@@ -1,0 +1,191 @@
+"""The bytes of all bodies of a frontend as a process: refused before they are read, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from tessera_kserve import messages_pb2 as pb
+from tests.e2e.service import free_ports
+from tests.frontend.alone import Alone, frontend_process
+
+pytestmark = [pytest.mark.service, pytest.mark.kserve]
+
+MIB = 1 << 20
+BUDGET = 256 * MIB
+MORE = 512 * MIB
+BODY = 60 * MIB
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
+KSERVE = "/v2/models/router/infer"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    alone: Alone
+    grpc_port: int
+
+    @property
+    def held_bytes(self) -> float:
+        text = self.alone.http.get("/metrics", headers=headers(BOB)).text
+        (found,) = re.findall(r"^tessera_body_bytes (\S+)$", text, re.MULTILINE)
+        return float(found)
+
+    def refusals(self) -> float:
+        text = self.alone.http.get("/metrics", headers=headers(BOB)).text
+        return sum(map(float, re.findall(r'tessera_refused_total\{why="bodies"\} (\S+)', text)))
+
+    def announce(self, path: str, key: str, *, length: int | None) -> socket.socket:
+        """Send the head of a request; without a length its body is chunked."""
+        port = self.alone.http.base_url.port
+        assert port is not None
+        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\n{framing}\r\n\r\n".encode())
+        return connection
+
+
+@pytest.fixture(scope="module")
+def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "keys").write_text(f"{ALICE} alice\n{BOB} bob\n")
+    (port,) = free_ports(1)
+    flags = ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
+    flags += ("--max-bodies-mb", str(BUDGET // MIB))
+    with frontend_process(checkpoint, folder, *flags) as alone:
+        yield Running(alone, port)
+
+
+def headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fill(connections: list[socket.socket]) -> None:
+    """Send all but the last byte on each connection, as far as somebody reads it."""
+    left = dict.fromkeys(connections, BODY - 1)
+    chunk = b" " * MIB
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_WRITE)
+        while selector.get_map():
+            ready = selector.select(timeout=30)
+            assert ready
+            for key, _ in ready:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                try:
+                    left[connection] -= connection.send(chunk[: left[connection]])
+                except ConnectionError:
+                    left[connection] = 0
+                if not left[connection]:
+                    selector.unregister(connection)
+
+
+def statuses(connections: list[socket.socket]) -> Counter[bytes]:
+    """What was answered by now, and nothing for those whose bodies are waited for."""
+    found: Counter[bytes] = Counter()
+    for connection in connections:
+        connection.setblocking(False)
+        try:
+            answer = connection.recv(4096)
+        except BlockingIOError:
+            answer = b""
+        found[answer[9:12]] += 1
+        assert not answer or b"\r\nretry-after: " in answer
+    return found
+
+
+@pytest.mark.parametrize(("path", "refused"), [(KSERVE, b"503"), ("/v1/embeddings", b"429")])
+def test_half_bodies_take_no_more_than_the_budget(running: Running, path: str, refused: bytes) -> None:
+    """One key sends 1.8 GB of them; another is answered meanwhile, a body of many megabytes included."""
+    rest = running.alone.forget_peak()
+    with ExitStack() as stack:
+        connections = [stack.enter_context(running.announce(path, ALICE, length=BODY)) for _ in range(30)]
+        fill(connections)
+        found = statuses(connections)
+        assert found[b""] in (1, 2, 3) and found[refused] == 30 - found[b""]
+        assert running.held_bytes == found[b""] * BODY
+        body = {"model": "none", "input": "a" * 30 * MIB}
+        answer = running.alone.http.post("/v1/embeddings", json=body, headers=headers(BOB))
+        assert answer.status_code == 400
+    assert running.alone.peak_bytes - rest < BUDGET + MORE
+    assert running.refusals() >= 27
+    wait_for(lambda: running.held_bytes == 0)
+
+
+def test_a_chunked_body_counts_as_it_comes(running: Running) -> None:
+    chunk = b"%x\r\n%s\r\n" % (8 * MIB, b" " * 8 * MIB)
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(4):
+            connection = stack.enter_context(running.announce("/v1/embeddings", ALICE, length=None))
+            connections.append(connection)
+            before = running.held_bytes
+            connection.sendall(chunk * 2)
+            wait_for(lambda before=before: running.held_bytes >= before + 16 * MIB - MIB)  # type: ignore[misc]
+        assert statuses(connections) == {b"": 4}
+    wait_for(lambda: running.held_bytes == 0)
+
+
+def test_a_body_is_refused_when_it_is_announced(running: Running) -> None:
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(running.announce(KSERVE, ALICE, length=BODY))
+        wait_for(lambda: running.held_bytes >= 2 * BODY)
+        last = stack.enter_context(running.announce(KSERVE, ALICE, length=BODY))
+        assert b"this API key's share of the service is used" in last.recv(4096)
+        unknown = stack.enter_context(running.announce("/v2/models/none/infer", BOB, length=BODY))
+        assert unknown.recv(4096)[9:12] == b"404"
+    wait_for(lambda: running.held_bytes == 0)
+    answer = running.alone.http.post("/v1/embeddings", content=b" " * 65 * MIB, headers=headers(ALICE))
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "RepositoryIndex"])
+async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, method: str) -> None:
+    raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(BODY)]).SerializeToString()
+    rest = running.alone.forget_peak()
+
+    async def ask() -> grpc.StatusCode:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc_port}", options=options) as channel:
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(
+                raw, metadata=(("authorization", f"Bearer {ALICE}"),)
+            )
+            return await asyncio.wait_for(call.code(), 120)
+
+    codes = await asyncio.gather(*(ask() for _ in range(16)))
+    assert set(codes) <= {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.OK,
+    }
+    assert running.alone.peak_bytes - rest < BUDGET + MORE
+    assert running.held_bytes == 0
+
+
+def test_the_memory_comes_back(running: Running) -> None:
+    rest = running.alone.forget_peak()
+    with ExitStack() as stack:
+        connections = [stack.enter_context(running.announce(KSERVE, ALICE, length=BODY)) for _ in range(3)]
+        fill(connections)
+    wait_for(lambda: running.alone.forget_peak() < rest + 100 * MIB)
