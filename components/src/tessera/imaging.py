@@ -114,7 +114,11 @@ def _refusal(error: Exception, param: str, max_pixels: int) -> RequestError:
         # Pillow's own limit is above the one that holds, and its words are all that it gives.
         pixels = re.search(r"\d+", str(error))
         return _too_many_pixels(param, pixels[0] if pixels else "too many", max_pixels)
-    return InvalidInput(f"{param} is a damaged image: {error}", param=param)
+    return _damaged(param, error)
+
+
+def _damaged(param: str, why: object) -> InvalidInput:
+    return InvalidInput(f"{param} is a damaged image: {why}", param=param)
 
 
 def _too_many_pixels(param: str, pixels: str, limit: int) -> PayloadTooLarge:
@@ -254,9 +258,7 @@ class Picture:
             image.load()
             upright = image if turn == 1 else _upright(image, turn)
             if image.size != size or upright.size != self.size:
-                raise InvalidInput(
-                    f"{self.param} is a damaged image: its size is ambiguous", param=self.param
-                )
+                raise _damaged(self.param, "its size is ambiguous")
             return _to_rgb(upright, param=self.param)
 
     def write(self, planes: npt.NDArray[np.uint8], size: tuple[int, int]) -> None:

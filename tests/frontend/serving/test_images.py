@@ -13,6 +13,7 @@ from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
 from tessera.frontend.media import ImageLimits, MediaLoader, MediaPolicy
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.request import ImageSource, Input
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import ImageReader
 from tessera.models import open_model
 from tessera.models.base import Role
@@ -60,6 +61,10 @@ async def web(photos: dict[str, bytes]) -> AsyncIterator[tuple[Web, str]]:
         yield made, f"http://127.0.0.1:{port}"
 
 
+def call(seconds: float) -> Call:
+    return Call(request_id="r", deadline=Deadline.after(seconds))
+
+
 def reader(checkpoint: Path, limits: ImageLimits | None = None, **policy: object) -> ImageReader:
     chosen = LoopbackPolicy(**policy)  # type: ignore[arg-type]
     loader = MediaLoader(chosen, limits, fetcher=Fetcher(chosen, limits))
@@ -76,9 +81,9 @@ async def test_images_are_bounded_together(
     for source in (f"{url}/a", data, str(tmp_path / "a.jpg")):
         limits = ImageLimits(max_request_bytes=int(2.5 * size))
         reading = reader(checkpoint, limits, allowed_local_path=tmp_path)
-        fits = await reading.read([one(source), one(source)], Deadline.after(20), allow_partial=False)
+        fits = await reading.read([one(source), one(source)], call(20), allow_partial=False)
         assert all(isinstance(found, tuple) for found in fits)
-        found = await reading.read([one(source, source, source)], Deadline.after(20), allow_partial=True)
+        found = await reading.read([one(source, source, source)], call(20), allow_partial=True)
         assert isinstance(found[0], PayloadTooLarge)
         assert found[0].param is not None and found[0].param.startswith("input[")
 
@@ -91,7 +96,7 @@ async def test_one_failure_ends_what_is_behind_it(checkpoint: Path, web: tuple[W
     found = await asyncio.wait_for(
         reading.read(
             [one(f"{url}/good"), one(f"{url}/slow/a", bad), one(f"{url}/slow/b"), one(f"{url}/slow/c")],
-            Deadline.after(60),
+            call(60),
             allow_partial=False,
         ),
         20,
@@ -107,7 +112,7 @@ async def test_partial_results_wait_for_everything(checkpoint: Path, web: tuple[
     reading = reader(checkpoint, timeout=3.0)
     found = await reading.read(
         [one("data:;base64,AAAA"), one(f"{url}/slow"), one(f"{url}/good")],
-        Deadline.after(60),
+        call(60),
         allow_partial=True,
     )
     assert isinstance(found[1], MediaFetchError)
@@ -121,20 +126,16 @@ async def test_through_a_proxy_and_only_when_asked(
     monkeypatch.setenv("HTTP_PROXY", url)
     monkeypatch.setenv("ALL_PROXY", url)
     direct = ImageReader(open_model(checkpoint), MediaLoader(MediaPolicy(timeout=1.0)))
-    (refused,) = await direct.read(
-        [one("http://images.invalid/a.jpg")], Deadline.after(20), allow_partial=True
-    )
+    (refused,) = await direct.read([one("http://images.invalid/a.jpg")], call(20), allow_partial=True)
     assert isinstance(refused, MediaFetchError)
     assert served.asked == []
     policy = MediaPolicy(proxy=url.replace("http://", "http://me:secret@"), timeout=5.0)
     proxied = ImageReader(open_model(checkpoint), MediaLoader(policy))
-    (found,) = await proxied.read(
-        [one("http://images.invalid/a.jpg")], Deadline.after(20), allow_partial=True
-    )
+    (found,) = await proxied.read([one("http://images.invalid/a.jpg")], call(20), allow_partial=True)
     assert isinstance(found, tuple)
     assert served.asked == ["GET http://images.invalid/a.jpg HTTP/1.1"]
     # Names are the proxy's to resolve; what is an address already is not even asked for.
     for host in ("127.0.0.1", "[::1]", "169.254.169.254", "localhost", "2130706433", "0x7f.1", "a.internal"):
-        (refused,) = await proxied.read([one(f"http://{host}/a.jpg")], Deadline.after(20), allow_partial=True)
+        (refused,) = await proxied.read([one(f"http://{host}/a.jpg")], call(20), allow_partial=True)
         assert isinstance(refused, MediaFetchError), host
     assert len(served.asked) == 1

@@ -350,15 +350,19 @@ class RequestInFlight:
         self.reply.when_cancelled = None
         if self._timer is not None:
             self._timer.cancel()
+        if self._running:
+            self._cancel_running()
+        if self._images is not None:
+            self._images.close()
+        self._service.in_flight -= self._tokens
+
+    def _cancel_running(self) -> None:
         running, self._running = self._running, {}
         for work in running.values():
             if isinstance(work, Entry):
                 self._service.batcher.cancel(work)
             else:
                 work.cancel()
-        if self._images is not None:
-            self._images.close()
-        self._service.in_flight -= self._tokens
 
     async def _embed(self, item: wire.Item, packed: PackedInput) -> Embedded:
         """Embed an item that waits for its images' rows before its turn, or for its score after it."""

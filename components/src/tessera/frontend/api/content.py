@@ -213,16 +213,19 @@ def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = F
     is_path = value.startswith("/") and not (bare and value.startswith("/9j/"))
     if not is_path and not value[:8].lower().startswith(_URL_KINDS):
         if not bare or ":" in value[:16]:
-            if "://" not in value:
-                refuse_path(value, param)
-            # What stands there may hold a password or an image, so it is not repeated.
-            raise InvalidInput(
-                f"{param}: expected a data, http, https or file URL,"
-                f" found another string of {len(value)} characters",
-                param=param,
-            )
+            raise _no_image(value, param)
         value = f"{BARE_BASE64}{value}"
     return ImageSource(url=value, param=param, uuid=uuid)
+
+
+def _no_image(value: str, param: str) -> InvalidInput:
+    if "://" not in value:
+        refuse_path(value, param)
+    # What stands there may hold a password or an image, so it is not repeated.
+    return InvalidInput(
+        f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",
+        param=param,
+    )
 
 
 def _text(part: JsonObject, param: str, builder: InputBuilder) -> str:

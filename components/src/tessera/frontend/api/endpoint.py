@@ -388,10 +388,8 @@ class Endpoint:
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
-        if _is_large(result, served.served.output):
-            body = await self._written_aside(served, task, result, exchange)
-        else:
-            body = await self._written(served, task, result)
+        write = self._written_aside if _is_large(result, served.served.output) else self._written
+        body = await write(served, task, result, exchange)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
@@ -417,7 +415,7 @@ class Endpoint:
         async with exchange.deadline.bound():
             return await exchange.during(self._bodies.run(work, exchange.client))
 
-    async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
+    async def _written(self, served: ServedModel, task: Task[R], result: R, _: Exchange) -> ResponseBody:
         async with self._fairness:
             with served.metrics.format_seconds.time(), tracing.span("format"):
                 return task.write(result)

@@ -22,8 +22,9 @@ from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.frontend.request import Image, Input, PixelSource
+from tessera.frontend.serving.dispatch import Call
 from tessera.models.base import Model, VisionSpec
-from tessera.tasks import Deadline, run_all
+from tessera.tasks import run_all
 from tessera.transport.lending import inline_handle
 
 
@@ -90,9 +91,8 @@ class _Loading:
     """What the images of one request share while they are loaded."""
 
     spec: VisionSpec
-    deadline: Deadline
+    call: Call
     budget: MediaBudget
-    client: str
     salt: bytes
 
 
@@ -106,24 +106,18 @@ class ImageReader:
         self._media = media
 
     async def read(
-        self,
-        inputs: Sequence[Input],
-        deadline: Deadline,
-        *,
-        allow_partial: bool,
-        client: str = "",
-        salt: bytes = b"",
+        self, inputs: Sequence[Input], call: Call, salt: bytes = b"", *, allow_partial: bool
     ) -> list[Visions | TesseraError]:
         """Return each input's images, or what was wrong with the first bad one.
 
         Unless ``allow_partial``, a bad input ends the loading of those behind it: the request fails over this
-        one or one before it. ``client`` is whose names for images count. With a
+        one or one before it. The call's client is whose names for images count. With a
         ``salt`` an image has another digest: to workers it is none that came without it.
         """
         visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if self._spec is None:
             return [_refused(entry) if entry.images else entry.malformed or () for entry in inputs]
-        loading = _Loading(self._spec, deadline, self._media.budget(client), client, salt)
+        loading = _Loading(self._spec, call, self._media.budget(call.client), salt)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:
             # Without a task of its own: 8 µs, where base64 and hash of a tile take 13.
@@ -172,14 +166,14 @@ class ImageReader:
         return tuple([_salted(vision, loading.salt) for vision in visions] if loading.salt else visions)
 
     async def _read_image(self, source: Image, loading: _Loading) -> Vision:
-        client, budget, spec = loading.client, loading.budget, loading.spec
+        call, budget, spec = loading.call, loading.budget, loading.spec
         if isinstance(source, PixelSource):
             budget.take(source.values.nbytes, param=source.param)
-            return await self._media.threads.run(functools.partial(_normalised, source, spec), client)
+            return await self._media.threads.run(functools.partial(_normalised, source, spec), call.client)
         if source.uuid is not None and not source.url:
-            return self._recalled(source.param, client, source.uuid)
+            return self._recalled(source.param, call.client, source.uuid)
         loaded = await self._media.load(
-            source, row_width=spec.row_width, deadline=loading.deadline, budget=budget
+            source, row_width=spec.row_width, deadline=call.deadline, budget=budget
         )
         if isinstance(loaded, LoadedEmbeddings):
             handle = inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype)
@@ -187,7 +181,7 @@ class ImageReader:
             return Vision(payload=rows, pixels=0)
         known = KnownImage(loaded.digest, *loaded.size)
         if source.uuid is not None:
-            self._known.remember(client, source.uuid, known)
+            self._known.remember(call.client, source.uuid, known)
         return self._vision(known, loaded.data, source.param)
 
     def _recalled(self, param: str, client: str, uuid: str) -> Vision:

@@ -350,13 +350,7 @@ class Pipeline:
             _refuse_images(inputs, self._most_images)
         started = time.perf_counter()
         with tracing.span("media", {"tessera.images": images}):
-            visions = await self._images.read(
-                inputs,
-                call.deadline,
-                allow_partial=allow_partial,
-                client=call.client,
-                salt=self._salt(call),
-            )
+            visions = await self._images.read(inputs, call, self._salt(call), allow_partial=allow_partial)
         self._metrics.media_seconds.observe(time.perf_counter() - started)
         return visions
 

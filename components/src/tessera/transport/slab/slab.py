@@ -149,16 +149,18 @@ class Slab:
         if rows > self.geometry.capacity_rows:
             raise HandOffError(f"{rows} rows can never fit a slab of {self.geometry.capacity_rows} rows")
         blocks = -(-rows // self.geometry.block_rows)
-        block = self._space.try_take(blocks)
-        if block is None:
-            self.sweep()
-            self._arm(_SWEEP_WAITING)
-            block = await self._space.take(blocks, timeout=timeout)
+        if (block := self._space.try_take(blocks)) is None:
+            block = await self._wait_for(blocks, timeout)
         self._held += 1
         lease = self._next_lease
         self._next_lease += 1
         first, shape = block * self.geometry.block_rows, (rows, self.geometry.row_width)
         return Slot(self, lease, block, blocks, shape, self.rows[first : first + rows])
+
+    async def _wait_for(self, blocks: int, timeout: float) -> int:
+        self.sweep()
+        self._arm(_SWEEP_WAITING)
+        return await self._space.take(blocks, timeout=timeout)
 
     async def stage(self, slot: Slot) -> None:
         """Bring the slot's part of ``host_rows`` up to date; returns at once when the slab is host memory."""
