@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tessera.frontend.api.tei import EMBED, parse_tei
 from tokenizers import Tokenizer
 from torch.nn import functional
 
@@ -24,6 +23,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.prompts import Prompter
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
+from tessera_apis.tei import EMBED, parse_tei
 from tessera_tools.random_checkpoint.llama import LlamaSpec
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.models.conftest import WriteCheckpoint

@@ -54,6 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
         path = tmp_path_factory.mktemp("full") / family
         path.mkdir()
         for name, content in spec.files("bfloat16", 0).items():
+            (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text(json.dumps(content))
         found[family] = open_model(path)
     return found

@@ -133,7 +133,7 @@ def test_one_position_for_each_token(model: Qwen3Embedding) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
+        ({"architectures": ["Qwen3ForTokenClassification"]}, "architectures"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
