@@ -20,9 +20,11 @@ from torch.nn import functional
 from tessera.errors import CheckpointError, InvalidInput, TesseraError
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.request import RequestLimits
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.prompts import Prompter
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
+from tessera.tasks import Deadline
 from tessera_apis.tei import EMBED, parse_tei
 from tessera_tools.random_checkpoint.llama import LlamaSpec
 from tessera_tools.random_checkpoint.qwen3 import TINY
@@ -260,11 +262,12 @@ async def test_prompts_have_names(base: Path, tmp_path: Path) -> None:
     general = {"prompts": PROMPTS | {"clustering": "identify: "}}
     model = open_model(declare(base, tmp_path / "declared", MEAN, config_sentence_transformers=general))
     prompter, served = Prompter(model, 99), RequestLimits()
+    call = Call(request_id="r", deadline=Deadline.after(30))
 
     async def ids(name: str, **more: str) -> list[int]:
         body = {"inputs": "text", "prompt_name": name, **more}
         request = parse_tei(EMBED.read(body), served)
-        (made,) = await prompter.build(request, [()])
+        (made,) = await prompter.build(request, [()], call)
         if isinstance(made, TesseraError):
             raise made
         return made.tokens.tolist()
