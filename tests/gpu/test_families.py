@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 BARS = {"bfloat16": 0.998, "float32": 0.9999}
 """In bfloat16 one form of GELU for the other is within the noise; in float32 it is not."""
-SCORE_BARS = {"bfloat16": 0.035, "float32": 0.001}
+SCORE_BARS = {"bfloat16": 0.045, "float32": 0.001}
 """Of logits: differences, as shares of how far the logits deviate; on an H200 0.0246 at most in bfloat16."""
 
 

@@ -122,3 +122,11 @@ def test_rows_behind_the_last_sequence_change_nothing(pooling: Pooling) -> None:
     sequences = Packed(bounds_of([4, 3]), [4, 3])
     more = pad(hidden, (0, 0, 0, 5), value=torch.nan)
     torch.testing.assert_close(pool(more, sequences, pooling), pool(hidden, sequences, pooling))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "first"])
+def test_empty_sequences_behind_the_last_row_change_nothing(pooling: Pooling) -> None:
+    # A CUDA graph has room for more sequences than a batch that fills it.
+    hidden = noise(7, 3)
+    found = pool(hidden, Packed(bounds_of([4, 3, 0, 0]), [4, 3, 0, 0]), pooling)
+    torch.testing.assert_close(found[:2], pool(hidden, Packed(bounds_of([4, 3]), [4, 3]), pooling))

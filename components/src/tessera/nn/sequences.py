@@ -54,7 +54,8 @@ class Bounded:
         return sums[:-1] / self.cu_seqlens.diff()[:, None]
 
     def first(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.index_select(0, self.cu_seqlens[:-1])
+        # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
+        return rows.index_select(0, self.cu_seqlens[:-1].clamp(max=rows.shape[0] - 1))
 
     def last(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.index_select(0, self.cu_seqlens[1:] - 1)
