@@ -49,6 +49,28 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def test_what_needs_several_turns_keeps_its_place() -> None:
+    turns = Turns(1)
+    await turns.take()
+    first, order = turns.place(), list[str]()
+
+    async def take(name: str, place: int | None = None) -> None:
+        await turns.take(place=place)
+        order.append(name)
+
+    waiting = asyncio.create_task(take("another"))
+    await settle()
+    again = asyncio.create_task(take("the next turn", first))
+    await settle()
+    for _ in range(2):
+        turns.give()
+        await settle()
+    assert order == ["the next turn", "another"]
+    await asyncio.gather(waiting, again)
+    turns.give()
+    assert (turns.used, turns.waiting) == (0, 0)
+
+
 async def test_unnamed_clients_share_all_slots_in_order() -> None:
     turns = Turns(2)
     holder = Holder(turns)

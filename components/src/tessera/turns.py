@@ -69,10 +69,22 @@ class Turns:
         finally:
             self.give(client)
 
-    async def take(self, client: str = "", *, size: int = 1, priority: int = 0) -> None:
-        """Wait for a slot; a caller that is cancelled holds and waits for none afterwards."""
+    def place(self) -> int:
+        """Return a place in the order of arrival."""
+        return next(self._numbers)
+
+    async def take(
+        self, client: str = "", *, size: int = 1, priority: int = 0, place: int | None = None
+    ) -> None:
+        """Wait for a slot; a caller that is cancelled holds and waits for none afterwards.
+
+        What needs several turns keeps its ``place`` among the client's others. If each turn were behind
+        theirs, all would be done late when there are many, and none early.
+        """
         turn = Turn(client, size, priority, asyncio.get_running_loop().create_future())
-        heapq.heappush(self._behind.setdefault(client, []), (priority, next(self._numbers), turn))
+        order = self.place() if place is None else place
+        # No two of one place wait at a time.
+        heapq.heappush(self._behind.setdefault(client, []), (priority, order, turn))
         self._admit()
         try:
             if not turn.granted.done():
@@ -141,9 +153,17 @@ class Threads:
         self.turns = Turns(count)
         self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
 
-    async def run(self, work: Callable[[], T], client: str = "", *, size: int = 1, priority: int = 0) -> T:
-        """Return the result of ``work``, which runs in the context of the caller."""
-        await self.turns.take(client, size=size, priority=priority)
+    async def run(
+        self,
+        work: Callable[[], T],
+        client: str = "",
+        *,
+        size: int = 1,
+        priority: int = 0,
+        place: int | None = None,
+    ) -> T:
+        """Return the result of ``work``, which runs in the context of the caller; the rest as in ``take``."""
+        await self.turns.take(client, size=size, priority=priority, place=place)
         try:
             # With the context of the request, for its spans.
             run = partial(copy_context().run, work)

@@ -199,12 +199,15 @@ class Prompter:
             return [prompt async for prompt in self._aside(works, call)]
 
     async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
+        place = self.threads.turns.place()
         for size, turn in _turns(works):
             if self.long_texts is not None and size > _THREAD_CHARACTERS:
                 prompts = await turn[0].aside(self.long_texts, call)
             else:
                 build = partial(_prompts, turn, self._model)
-                prompts = await self.threads.run(build, call.client, size=size, priority=call.priority)
+                prompts = await self.threads.run(
+                    build, call.client, size=size, priority=call.priority, place=place
+                )
             for prompt in prompts:
                 yield prompt
 
