@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -206,4 +207,27 @@ async def test_what_work_raises_is_raised_and_gives_the_slot_back() -> None:
         await threads.run(lambda: 1 // 0)
     await settle()
     assert threads.turns.used == 0
+    threads.close()
+
+
+async def test_what_work_raises_is_nobodys_whose_caller_has_gone() -> None:
+    threads, reported = Threads(1, "test"), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    go = threading.Event()
+
+    def fail() -> None:
+        go.wait(60)
+        raise ZeroDivisionError
+
+    gone = asyncio.create_task(threads.run(fail))
+    await settle()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    go.set()
+    # Behind it on the only thread.
+    await asyncio.wait_for(threads.run(lambda: None), 60)
+    gc.collect()
+    await settle()
+    assert reported == []
     threads.close()

@@ -171,7 +171,14 @@ class Threads:
         except BaseException:
             self.turns.give(client)
             raise
-        running.add_done_callback(lambda _: self.turns.give(client))
+
+        def ended(running: asyncio.Future[T]) -> None:
+            self.turns.give(client)
+            if not running.cancelled():
+                # asyncio logs an error that nobody retrieves, as when the caller has gone.
+                running.exception()
+
+        running.add_done_callback(ended)
         return await asyncio.shield(running)
 
     def close(self) -> None:
