@@ -245,7 +245,7 @@ def test_a_flood_on_one_model_refuses_nobody_who_asks_another(models: Several) -
     def flood(_: int) -> int:
         try:
             body = {"model": TEXTS, "input": [text] * 100}
-            # The first of them, once they are tokenised, fill the model's room: on a busy machine after seconds.
+            # Once the first of them are tokenised they fill the model's room: seconds on a busy machine.
             return httpx.post(f"{models.url}/v1/embeddings", json=body, timeout=15).status_code
         except httpx.TimeoutException:
             return 0
