@@ -95,7 +95,7 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     serving = [family for family in of_type if _serves(family, named)]
     tasks = {task: family for family in reversed(serving) if (task := _task_of(family)) is not None}
     asked = options.get("task", "auto")
-    if tasks and (special := tasks.get(read_declared(directory).task if asked == "auto" else asked)):
+    if tasks and (special := tasks.get(_declared_task(directory) if asked == "auto" else asked)):
         return special
     for family in serving:
         if _task_of(family) is None:
@@ -109,6 +109,14 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
 def _serves(family: Family, named: object) -> bool:
     architectures = architectures_of(family)
     return not named or not architectures or (isinstance(named, list) and named[0] in architectures)
+
+
+def _declared_task(directory: Path) -> object:
+    try:
+        return read_declared(directory).task
+    except CheckpointError:
+        # Files that are not downloaded yet may be missing; what is wrong with others, opening says.
+        return None
 
 
 def _task_of(family: Family) -> object:
