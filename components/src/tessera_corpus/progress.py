@@ -128,7 +128,7 @@ class Watch:
             return "cluster"
         busy = now.usage.engine_seconds - before.usage.engine_seconds
         if busy > _MOST * seconds * self._embedder.engines:
-            return "card"
+            return "engine"
         if now.full - before.full > _HALF * seconds:
             # Items wait for an engine that does not work: they are being decoded or tokenised, or the
             # service that embeds them does not say.
