@@ -58,11 +58,14 @@ class Asker:
         data = json.dumps({"model": MODEL, "input": inputs}, ensure_ascii=False).encode()
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[self.name]}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        with suppress(ConnectionError):
-            writer.write(head.encode() + data)
-            await writer.drain()
-            await asyncio.sleep(1.0)
-            writer.close()
+        try:
+            with suppress(ConnectionError):
+                writer.write(head.encode() + data)
+                await writer.drain()
+                await asyncio.sleep(1.0)
+        finally:
+            # A connection that closes waits for what is still to be sent, which nobody reads any more.
+            writer.transport.abort()
 
     async def in_flight(self) -> int:
         """Requests that the frontend counts, of all keys."""
