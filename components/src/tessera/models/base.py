@@ -177,6 +177,10 @@ class Content:
     def images(self) -> tuple[ImagePlan, ...]:
         return tuple(part for part in self.parts if isinstance(part, ImagePlan))
 
+    def prompt_of(self, prompts: Mapping[Role, str]) -> str:
+        """Return the content's own prompt, or else its role's."""
+        return prompts[self.role] if self.prompt is None else self.prompt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:

@@ -21,7 +21,7 @@ from tessera.checkpoint.declared import (
     Task,
 )
 from tessera.errors import CheckpointError, InvalidInput
-from tessera.models.base import DeclaredModel, Model, OutputKind, Role
+from tessera.models.base import DeclaredModel, Model, OutputKind, Role, ScoreActivation
 from tessera.nn.spec import Pooling, TextSpec
 
 _TASKS: Final[Mapping[OutputKind, Task]] = {
@@ -106,6 +106,16 @@ def declared_text(
     _check_steps(text)
     cut = declared.truncate_dim
     return text if cut is None or cut >= text.width else replace(text, cut=cut)
+
+
+def score_activation(declared: Declared) -> ScoreActivation:
+    """Return the declared activation of scores, sigmoid where there is none; raises ``CheckpointError``."""
+    activation = declared.activation or "sigmoid"
+    if activation not in ("sigmoid", "identity"):
+        raise CheckpointError(
+            f"{declared.directory}: declares the activation {activation} of scores, which is not supported"
+        )
+    return activation
 
 
 def longest(assumed: int, declared: Declared) -> int:

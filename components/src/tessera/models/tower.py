@@ -31,6 +31,7 @@ from tessera.models.base import (
     Pixels,
     Prompt,
     Role,
+    ScoreActivation,
     TextModule,
     Truncate,
     VisionModule,
@@ -55,7 +56,7 @@ class TowerModel:
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
     the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
     whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared.
-    ``placeholder`` is the token that stands for a vision row, None for a
+    ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
     family without images, and ``image_axes`` are the axes of vision rows before their width where they come
     straight from the vision stage.
     """
@@ -67,6 +68,7 @@ class TowerModel:
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
+    activation: ScoreActivation = "sigmoid"
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
 
@@ -101,7 +103,13 @@ class TowerModel:
     @cached_property
     def output(self) -> Output:
         scaled = self.kind is not OutputKind.SCORE
-        return Output(kind=self.kind, width=self.text.width, unit_length=scaled, pooling=self.text.pooling)
+        return Output(
+            kind=self.kind,
+            width=self.text.width,
+            unit_length=scaled,
+            pooling=self.text.pooling,
+            activation=self.activation,
+        )
 
     @property
     def vocab_size(self) -> int:

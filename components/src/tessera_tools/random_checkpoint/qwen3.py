@@ -288,16 +288,17 @@ class ColQwen3Spec(Qwen3VLSpec):
 TINY = Qwen3Spec()
 VL_TINY = Qwen3VLSpec()
 
-FULL = Qwen3Spec(
-    hidden=1024,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=3072,
-    base_vocab=151643,
-    vocab_size=151669,
-)
+_PUBLISHED: Final[Mapping[str, Any]] = {
+    "hidden": 1024,
+    "layers": 28,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "intermediate": 3072,
+    "base_vocab": 151643,
+    "vocab_size": 151669,
+}
+FULL = Qwen3Spec(**_PUBLISHED)
 _VL: Final[Mapping[str, Any]] = {
     "kv_heads": 8,
     "head_dim": 128,
@@ -329,16 +330,7 @@ VL_8B = replace(
 
 
 RERANK_TINY = Qwen3RerankSpec()
-RERANK_FULL = Qwen3RerankSpec(
-    hidden=1024,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=3072,
-    base_vocab=151643,
-    vocab_size=151669,
-)
+RERANK_FULL = Qwen3RerankSpec(**_PUBLISHED)
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
 RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)

@@ -80,7 +80,7 @@ class ColQwen3(Qwen3VLBody):
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()
             return [self.turn_start, *user, self.turn_end, *answer, self.end]
         text = "".join(texts_of(content))
-        prefix = self._prefixes[content.role] if content.prompt is None else content.prompt
+        prefix = content.prompt_of(self._prefixes)
         if content.role is Role.QUERY:
             return [Run(prefix, text), *[self.end] * self._end_tokens]
         return [Run(prefix, text)]

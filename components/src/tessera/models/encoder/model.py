@@ -85,7 +85,7 @@ class EncoderModel(TowerModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The role's prompt and the texts, joined as they are, between the two tokens."""
-        prompt = self._prompts[content.role] if content.prompt is None else content.prompt
+        prompt = content.prompt_of(self._prompts)
         return [self._first, Run(prompt, "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError, InvalidInput
-from tessera.models.base import Content, Int32Array, Output, OutputKind, PairLimits, Prompt, ScoreActivation
+from tessera.errors import InvalidInput
+from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt
+from tessera.models.declared import score_activation
 from tessera.models.encoder.config import read_encoder
 from tessera.models.encoder.model import EncoderModel, PairOptions
 from tessera.models.prompts import Run, Segment, refuse_unless_truncating, shorten, side_text, texts_of
@@ -39,21 +39,8 @@ class CrossEncoder(EncoderModel):
         self._open(config, text, options)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
-        declared = self.declared.activation or "sigmoid"
-        activation = declared if options.activation == "declared" else options.activation
-        if activation not in ("sigmoid", "identity"):
-            raise CheckpointError(f"{path}: declares the activation {activation} of scores, not supported")
-        self._activation: ScoreActivation = activation
-
-    @cached_property
-    def output(self) -> Output:
-        return Output(
-            kind=self.kind,
-            width=1,
-            unit_length=False,
-            pooling=self.text.pooling,
-            activation=self._activation,
-        )
+        chosen = options.activation
+        self.activation = score_activation(self.declared) if chosen == "declared" else chosen
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts between the two tokens: what has no query."""

@@ -24,7 +24,7 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if not content.images:
             return super().segments(content, param=param)
-        prefix = self.config.prompt.prefixes[content.role] if content.prompt is None else content.prompt
+        prefix = content.prompt_of(self.config.prompt.prefixes)
         again = prefix if self.strips_after_image else f" {prefix}"
         run = Run(again, "".join(texts_of(content)))
         return [*self.before_text(prefix, content.images), run]

@@ -60,7 +60,7 @@ class LlamaNemotronEmbed(TowerModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """BOS, the role's prefix and the texts, joined as they are."""
-        prefix = self._prefixes[content.role] if content.prompt is None else content.prompt
+        prefix = content.prompt_of(self._prefixes)
         return text_segments(self._bos, prefix, content)
 
 

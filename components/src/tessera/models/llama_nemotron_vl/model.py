@@ -102,7 +102,7 @@ class LlamaNemotronVL(TowerModel):
 
         A marker that strips takes the space beside it.
         """
-        prefix = self.config.prompt.prefixes[content.role] if content.prompt is None else content.prompt
+        prefix = content.prompt_of(self.config.prompt.prefixes)
         if not content.images:
             return text_segments(self.bos, prefix, content)
         spaced = " " + "".join(texts_of(content))

@@ -70,7 +70,7 @@ class Qwen3Embedding(TowerModel):
             raise InvalidInput(
                 f"{param} is a document with an instruction; queries alone take one", param=param
             )
-        prompt = self._prompts[content.role] if content.prompt is None else content.prompt
+        prompt = content.prompt_of(self._prompts)
         if task is not None:
             prompt = template(task)
         return [Run(prompt, "".join(texts_of(content))), self._end]

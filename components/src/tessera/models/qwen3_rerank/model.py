@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -20,7 +19,8 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError
-from tessera.models.base import Content, Family, ImagePlan, Output, ScoreActivation
+from tessera.models.base import Content, Family, ImagePlan
+from tessera.models.declared import score_activation
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.pairs import PairTower
@@ -80,19 +80,10 @@ class Qwen3Rerank(PairTower):
             raise CheckpointError(
                 f"{pooling.file}: pooling_mode {mode}: a score of {self.family} is of the last token"
             )
+        self.activation = score_activation(self.declared)
         self._instruction = options.instruction
         self._start, self._end = tokenizer.id_of(TURN_START), tokenizer.id_of(TURN_END)
         self._thought = tuple(tokenizer.id_of(name) for name in ("<think>", "</think>"))
-
-    @cached_property
-    def output(self) -> Output:
-        activation = self.declared.activation or "sigmoid"
-        if activation not in ("sigmoid", "identity"):
-            raise CheckpointError(
-                f"{self.path}: declares the activation {activation} of scores, which is not supported"
-            )
-        chosen: ScoreActivation = activation
-        return Output(kind=self.kind, width=1, unit_length=False, pooling="last", activation=chosen)
 
     def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
         return [

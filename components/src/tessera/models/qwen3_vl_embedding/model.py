@@ -43,7 +43,7 @@ class Qwen3VLEmbedding(Qwen3VLBody):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
-        prompt = self._prompts[content.role] if content.prompt is None else content.prompt
+        prompt = content.prompt_of(self._prompts)
         if content.instruction is not None:
             prompt = content.instruction
         instruction = punctuated(prompt) or self._instruction
