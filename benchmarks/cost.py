@@ -90,11 +90,11 @@ def measure(options: argparse.Namespace, load: Load, urls: Sequence[str], costs:
             if outcome.errors or not outcome.latencies:
                 raise RuntimeError(f"{name}, {loop} at once: {outcome.errors or 'no answer'}")
             cost = costs.setdefault((name, loop), Cost())
-            cost.seconds += load.seconds
+            cost.seconds += outcome.seconds
             cost.latencies += outcome.latencies
             for part, spent in meter.spent.items():
                 cost.spent[part] = cost.spent.get(part, 0.0) + spent
-            print(f"  {name}, {loop} at once: {len(outcome.latencies) / load.seconds:.0f}/s", flush=True)
+            print(f"  {name}, {loop} at once: {outcome.requests_rate:.0f}/s", flush=True)
 
 
 @contextmanager

@@ -19,8 +19,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import cpu, usage
 from benchmarks.bound import bounds
 from benchmarks.card import NOTHING, CardMeter, Reading
@@ -69,13 +67,9 @@ class Window:
         self.ended = time.time()
 
 
-def row(
-    workload: HttpWorkload, loop: str, outcome: Outcome, seconds: float, beside: Beside
-) -> tuple[str, ...]:
-    quantiles: list[float | None] = [None] * 3
-    if outcome.latencies:
-        quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.9, 0.99))]
-    rate = outcome.inputs / seconds
+def row(workload: HttpWorkload, loop: str, outcome: Outcome, beside: Beside) -> tuple[str, ...]:
+    quantiles = outcome.quantiles(0.5, 0.9, 0.99)
+    rate = outcome.inputs_rate
     meter, engine = beside.meter, beside.engine
     alone = engine and engine.latency
     share = rate / engine.rate if engine else None
@@ -86,7 +80,7 @@ def row(
     return (
         workload.name,
         loop,
-        number(len(outcome.latencies) / seconds),
+        number(outcome.requests_rate),
         number(rate),
         *map(number, quantiles),
         outcome.failed,
@@ -198,10 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bound.get(workload.name),
                 )
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
-                rows.append(row(workload, what, outcome, options.seconds, beside))
+                rows.append(row(workload, what, outcome, beside))
                 print("  ".join(rows[-1]), flush=True)
                 write_csv(options.out / "http.csv", HEADER, rows)
-                points.append(Point(workload.name, float(loop), len(outcome.latencies) / options.seconds))
+                points.append(Point(workload.name, float(loop), outcome.requests_rate))
     print("\n" + table(HEADER, rows))
     plot(options.out / "http.png", points, "concurrency" if options.rate is None else "offered requests/s")
     return 0

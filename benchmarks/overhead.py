@@ -95,7 +95,7 @@ def _deployed(
                     workload.name,
                     number(medians[workload.name] * 1e3),
                     number((medians[workload.name] - fewer[workload.name]) * 1e3),
-                    number(len(loaded.latencies) / options.seconds),
+                    number(loaded.requests_rate),
                     number(statistics.median(loaded.latencies) * 1e3),
                 )
             )

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             theirs, cosines = _server(options, workloads), [None] * len(workloads)
     rows = []
     for (workload, loop), mine, rate, cosine in zip(workloads, own, theirs, cosines, strict=True):
-        ours = mine.inputs / options.seconds
+        ours = mine.inputs_rate
         if mine.errors:
             raise SystemExit(f"{workload.name}: {mine.errors}")
         rows.append(
@@ -149,7 +149,7 @@ def _server(options: argparse.Namespace, workloads: Sequence[tuple[HttpWorkload,
         outcome = drive(http.load(options), (options.peer,), workload, float(loop))
         if outcome.errors:
             print(f"{workload.name}: {outcome.errors}", file=sys.stderr)
-        rates.append(outcome.inputs / options.seconds)
+        rates.append(outcome.inputs_rate)
     return rates
 
 

@@ -255,17 +255,15 @@ def _drive(
         window = http.Window()
         outcome = drive(load, (server.url,), WORKLOADS[name], loop, window)
         seen = card.between(window.began, window.ended)
-        quantiles: list[float | None] = [None, None]
-        if outcome.latencies:
-            quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.99))]
+        half, most = outcome.quantiles(0.5, 0.99)
         results.add(
             {
                 "server": server.name,
                 "workload": name,
                 "at once": str(loop),
-                "inputs/s": outcome.inputs / load.seconds,
-                "p50 ms": quantiles[0],
-                "p99 ms": quantiles[1],
+                "inputs/s": outcome.inputs_rate,
+                "p50 ms": half,
+                "p99 ms": most,
                 "errors": " ".join(f"{times}x{why}" for why, times in outcome.errors.items()),
                 "frontend cores": window.meter.cores("frontend"),
                 "worker cores": window.meter.cores(*cpu.WORKERS),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.figure import figure
+
 
 @pytest.mark.service
 @pytest.mark.measures
@@ -21,10 +23,10 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     found = [(row["input"], row["at once"], row["service"]) for row in rows]
     assert found == [("tile", loop, service) for loop in "14" for service in ("floor", "bare", "this")]
-    assert all(float(row["p50 ms"]) > 0 and float(row["CPU ms"]) > 0 for row in rows)
+    assert all(figure(row["p50 ms"]) > 0 and figure(row["CPU ms"]) > 0 for row in rows)
     with (tmp_path / "cost-this.csv").open() as file:
         parts = list(csv.DictReader(file))
     assert {row["process"] for row in parts} == {"frontend", "worker", "decoders", ""}
     assert {"event loop", "engine-text", "Dynamo's runtime"} <= {row["part"] for row in parts}
     decoding = next(row for row in parts if row["process"] == "decoders")
-    assert float(decoding["tile @4"]) > 0
+    assert figure(decoding["tile @4"]) > 0

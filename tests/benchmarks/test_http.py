@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
+import time
+from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -15,11 +18,12 @@ from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_tools.load import clients
 from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera_tools.load.clients import Load
+from tessera_tools.load.clients import Load, Plan, _Load
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 from tests.e2e.disaggregated import KEY, Disaggregated
 from tests.e2e.service import MODEL
+from tests.figure import figure
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,37 @@ def test_scores_are_driven_and_checked(service: Disaggregated) -> None:
     assert outcome.inputs == 5 * len(outcome.latencies)
 
 
+@pytest.mark.parametrize("rate", [None, 50.0])
+async def test_a_window_stays_open_until_something_was_answered(
+    words: CheckpointWords, rate: float | None
+) -> None:
+    """A service that answers nobody before the window is over."""
+    over = asyncio.Event()
+    body = b'{"data": [{"embedding": [1.0]}]}'
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0]))
+                await over.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        load = Load(words=words, model_name=MODEL, clients=1, warm=0.0, seconds=0.05)
+        workload = HttpWorkload(name="text", tokens=4)
+        plan = Plan(load=load, urls=(url,), workload=workload, concurrency=2, rate=rate, seed=1)
+        start = time.time()
+        driven = _Load(plan, iter(Bodies(workload, words, MODEL, seed=1)), start)
+        running = asyncio.create_task(driven.run(lambda: None))
+        await asyncio.sleep(0.2)
+        over.set()
+        outcome = await running
+    assert outcome.failed == "0" and outcome.checked >= 1
+    assert outcome.requests_rate > 0 and outcome.seconds >= 0.2
+
+
 def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
     """The rows of its table."""
     arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--clients", "1", "--concurrency", "2"]
@@ -111,7 +146,7 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
     assert [row["workload"] for row in rows] == ["text-32", "tile"]
     for row in rows:
         assert row["errors"] == "0"
-        assert float(row["requests/s"].replace(",", "")) > 0
+        assert figure(row["requests/s"]) > 0
         assert int(row["checked"]) > 0
     with Image.open(out / "http.png") as chart:
         assert chart.size == (900, 520)
@@ -123,8 +158,8 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
 def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     for row in drive(checkpoint, tmp_path):
         shares = ("bound %", "of engine %", "frontend cores", "worker cores", "decoder cores")
-        assert all(float(row[share]) > 0 for share in shares if row["workload"] == "tile")
-        assert float(row["engine/s"].replace(",", "")) > 0
+        assert all(figure(row[share]) > 0 for share in shares if row["workload"] == "tile")
+        assert figure(row["engine/s"]) > 0
 
 
 @pytest.mark.service

@@ -17,6 +17,7 @@ from tessera_tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
 from tessera_tools.load.clients import Load, Plan, _Load
 from tessera_tools.load.words import CheckpointWords, ServedWords
 from tests.e2e.disaggregated import Disaggregated
+from tests.figure import figure
 
 
 @pytest.mark.service
@@ -35,7 +36,7 @@ def test_a_running_service_is_measured(
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["workload"], row["errors"]) for row in rows] == [("text-32", "0"), ("tile", "0")]
-    assert all(float(row["requests/s"].replace(",", "")) > 0 for row in rows)
+    assert all(figure(row["requests/s"]) > 0 for row in rows)
     assert said.out.startswith("workload")
     monkeypatch.setenv("TESSERA_API_KEY", "sk-unknown-0123456")
     assert bench.main(words) == 1

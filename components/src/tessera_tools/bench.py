@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tessera.command import OneLineParser
 from tessera.flags import HelpFormatter
 from tessera.terminal import complain, no_answer, say
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera bench") ->
             for loop in options.rate or options.concurrency:
                 outcome = drive(load, (url,), workload, loop)
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
-                rows.append(_row(workload, what, outcome, options.seconds))
+                rows.append(_row(workload, what, outcome))
                 complain("  ".join(rows[-1]))
     except RuntimeError as error:
         complain(f"{prog}: {error}")
@@ -122,16 +120,13 @@ def _chosen(names: Sequence[str], model: dict[str, Any]) -> list[HttpWorkload]:
     return chosen
 
 
-def _row(workload: HttpWorkload, loop: str, outcome: Outcome, seconds: float) -> tuple[str, ...]:
-    quantiles: list[float | None] = [None] * 3
-    if outcome.latencies:
-        quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.9, 0.99))]
+def _row(workload: HttpWorkload, loop: str, outcome: Outcome) -> tuple[str, ...]:
     return (
         workload.name,
         loop,
-        number(len(outcome.latencies) / seconds),
-        number(outcome.inputs / seconds),
-        *map(number, quantiles),
+        number(outcome.requests_rate),
+        number(outcome.inputs_rate),
+        *map(number, outcome.quantiles(0.5, 0.9, 0.99)),
         outcome.failed,
         str(outcome.checked),
     )

@@ -7,7 +7,7 @@ import base64
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -54,7 +54,8 @@ class Load:
 class Plan:
     """One process's part: ``rate`` requests a second, or None for a closed loop of ``concurrency``.
 
-    What completes inside the window counts.
+    What completes inside the window counts. It stays open until something has: a row without an answer says
+    nothing.
     """
 
     load: Load
@@ -67,10 +68,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """Latencies in seconds of the good answers inside the window."""
+    """Latencies in seconds of the good answers inside the window, which was open for ``seconds``."""
 
     latencies: list[float] = field(default_factory=list)
     inputs: int = 0
+    seconds: float = 0.0
     checked: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -79,12 +81,29 @@ class Outcome:
         """What went wrong and how often; 0 when nothing did."""
         return " ".join(f"{times}x{why}" for why, times in self.errors.items()) or "0"
 
+    @property
+    def requests_rate(self) -> float:
+        """Requests a second."""
+        return len(self.latencies) / self.seconds
+
+    @property
+    def inputs_rate(self) -> float:
+        """Inputs a second."""
+        return self.inputs / self.seconds
+
+    def quantiles(self, *shares: float) -> list[float | None]:
+        """Milliseconds within which these shares of the good answers came; None where there was none."""
+        if not self.latencies:
+            return [None] * len(shares)
+        return [float(quantile) * 1e3 for quantile in np.quantile(self.latencies, shares)]
+
     def fail(self, why: str) -> None:
         self.errors[why] = self.errors.get(why, 0) + 1
 
     def join(self, other: Outcome) -> None:
         self.latencies += other.latencies
         self.inputs += other.inputs
+        self.seconds = max(self.seconds, other.seconds)
         self.checked += other.checked
         for why, times in other.errors.items():
             self.errors[why] = self.errors.get(why, 0) + times
@@ -135,9 +154,11 @@ def drive(
         if watch is not None:
             time.sleep(max(0.0, start + load.warm - time.time()))
             watch.begin()
-            time.sleep(max(0.0, start + load.warm + load.seconds - time.time()))
-            watch.end()
         limit = start + load.warm + load.seconds + _LAST_ANSWER_SECONDS
+        for pipe in pipes:
+            _received(pipe, limit - time.time())
+        if watch is not None:
+            watch.end()
         for pipe in pipes:
             joined.join(_received(pipe, limit - time.time()))
     finally:
@@ -161,44 +182,56 @@ def _received(pipe: Connection, seconds: float) -> Any:
 
 
 def run(plan: Plan, pipe: Connection) -> None:
-    """The process's main: says when it is ready, waits for the starting time, sends the outcome."""
+    """The process's main: tells when it is ready and, after the starting time, when its window closes, and
+    sends the outcome."""
     load = plan.load
     bodies = Bodies(
         plan.workload, load.words, load.model_name, seed=plan.seed, encoding=load.encoding, chat=load.chat
     )
     pipe.send("ready")
     start = float(pipe.recv()) + load.warm
-    pipe.send(uvloop.run(_Load(plan, iter(bodies), start).run()))
+    pipe.send(uvloop.run(_Load(plan, iter(bodies), start).run(lambda: pipe.send("closed"))))
 
 
 class _Load:
     def __init__(self, plan: Plan, bodies: Iterator[Body], start: float) -> None:
         self.plan = plan
         self.bodies = bodies
-        self.start, self.end = start, start + plan.load.seconds
+        self.start = start
+        self.answered = asyncio.Event()
+        self.closed = False
         self.outcome = Outcome()
         self.vectors: dict[int, np.ndarray] = {}
         self.sent = 0
         self.idle: list[_Http] = []
 
-    async def run(self) -> Outcome:
-        if self.plan.rate is None:
-            await asyncio.gather(*(self._closed(number) for number in range(self.plan.concurrency)))
-        else:
-            await self._open(self.plan.rate)
+    async def run(self, closed: Callable[[], None]) -> Outcome:
+        """Call ``closed`` when the window closes; what is under way then is waited for and does not count."""
+        loops = [self._open_loop(self.plan.rate)] if self.plan.rate else self._closed_loops()
+        await asyncio.gather(self._window(closed), *loops)
         return self.outcome
 
-    async def _closed(self, number: int) -> None:
+    async def _window(self, closed: Callable[[], None]) -> None:
+        await asyncio.sleep(self.start + self.plan.load.seconds - time.time())
+        await self.answered.wait()
+        self.closed = True
+        self.outcome.seconds = time.time() - self.start
+        closed()
+
+    def _closed_loops(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._closed_loop(number) for number in range(self.plan.concurrency)]
+
+    async def _closed_loop(self, number: int) -> None:
         http = self._http(self.plan.urls[number % len(self.plan.urls)])
-        while time.time() < self.end:
+        while not self.closed:
             await self._one(http, time.time())
         http.close()
 
-    async def _open(self, rate: float) -> None:
+    async def _open_loop(self, rate: float) -> None:
         random_source = random.Random(self.plan.seed)
         due = time.time()
         running: set[asyncio.Task[None]] = set()
-        while due < self.end:
+        while not self.closed:
             due += random_source.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.time()))
             http = self.idle.pop() if self.idle else self._http(random_source.choice(self.plan.urls))
@@ -207,6 +240,8 @@ class _Load:
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.gather(*running)
+        for http in self.idle:
+            http.close()
 
     def _http(self, url: str) -> _Http:
         return _Http(url, self.plan.load.key)
@@ -221,11 +256,13 @@ class _Load:
             status, answer = await http.post(body.path, body.data)
         except (OSError, asyncio.IncompleteReadError) as error:
             self.outcome.fail(type(error).__name__)
+            self.answered.set()
             http.close()
             return
         now = time.time()
-        if not self.start <= now <= self.end:
+        if now < self.start or self.closed:
             return
+        self.answered.set()
         self.sent += 1
         if status != 200:
             self.outcome.fail(str(status))
