@@ -65,7 +65,14 @@ SCORING = _by_name(
 )
 """For models of every output."""
 
-WORKLOADS = EMBEDDING | SCORING
+BY_NAME = _by_name(
+    HttpWorkload(name="text-512", tokens=512),
+    HttpWorkload(name="text-128x64", tokens=128, inputs=64),
+    HttpWorkload(name="text-512x64", tokens=512, inputs=64),
+)
+"""For embedders of short texts; measured where they are asked for alone."""
+
+WORKLOADS = EMBEDDING | SCORING | BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
