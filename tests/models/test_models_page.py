@@ -16,6 +16,7 @@ from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_rerank.model import Options as Qwen3RerankOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
+from tessera.models.qwen3_vl_rerank.model import Options as VLRerankOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
@@ -41,6 +42,7 @@ def test_every_family_is_described() -> None:
         ("qwen3_embedding", EmbeddingOptions),
         ("qwen3_rerank", Qwen3RerankOptions),
         ("qwen3_vl_embedding", VLOptions),
+        ("qwen3_vl_rerank", VLRerankOptions),
         ("xlm_roberta", EncoderOptions),
         ("xlm_roberta_rerank", PairOptions),
     ],

@@ -26,6 +26,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "qwen3_embedding",
         "qwen3_rerank",
         "qwen3_vl_embedding",
+        "qwen3_vl_rerank",
         "xlm_roberta",
         "xlm_roberta_rerank",
     ]

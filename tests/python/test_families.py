@@ -12,8 +12,7 @@ import pytest
 from tessera import Embedder, Ranked
 from tessera.errors import UnsupportedRoute
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
-from tessera_tools.random_checkpoint.qwen3 import COL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, VL_RERANK_TINY
 from tests.e2e.several import Several, several
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("python")]
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.service, pytest.mark.xdist_group("python")]
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     write_checkpoint(folder / "late", COL_TINY, seed=0)
-    write_checkpoint(folder / "reranker", RERANK_TINY, seed=0)
+    write_checkpoint(folder / "reranker", VL_RERANK_TINY, seed=0)
     return {name: folder / name for name in ("late", "reranker")}
 
 

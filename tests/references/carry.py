@@ -24,7 +24,8 @@ from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
-from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert import cases as encoder
 from tests.models.bert_rerank import cases as cross_encoder
@@ -34,7 +35,9 @@ from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
+from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
+from tests.models.qwen3_vl_rerank import cases as qwen3_vl_rerank
 
 if TYPE_CHECKING:
     from tests.models.running import Given, Pair
@@ -79,6 +82,17 @@ class Carried:
 _SMALL: Final = {"image_size": 64, "base_vocab": 600}
 """Tiles of 16 patches."""
 
+_VL_SMALL = {
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 128,
+    "sections": (24, 20, 20),
+    "vision_hidden": 128,
+    "vision_heads": 2,
+    "positions": 2304,
+}
+
 ALL = {
     each.name: each
     for each in (
@@ -91,17 +105,7 @@ ALL = {
         ),
         Carried(
             name="qwen3_vl_embedding",
-            spec=replace(
-                VL_TINY,
-                hidden=256,
-                heads=4,
-                kv_heads=2,
-                head_dim=128,
-                sections=(24, 20, 20),
-                vision_hidden=128,
-                vision_heads=2,
-                positions=2304,
-            ),
+            spec=replace(VL_TINY, **_VL_SMALL),
             inputs=tuple(vl.CASES.values()),
         ),
         Carried(
@@ -124,18 +128,7 @@ ALL = {
         ),
         Carried(
             name="colqwen3",
-            spec=replace(
-                COL_TINY,
-                hidden=256,
-                heads=4,
-                kv_heads=2,
-                head_dim=128,
-                sections=(24, 20, 20),
-                vision_hidden=128,
-                vision_heads=2,
-                positions=2304,
-                width=64,
-            ),
+            spec=replace(COL_TINY, **_VL_SMALL, width=64),
             inputs=tuple(colqwen3.CASES),
         ),
         # Heads as wide as MiniLM's, and as those of the others.
@@ -154,6 +147,16 @@ ALL = {
             name="xlm_roberta_rerank",
             spec=replace(ROBERTA_RERANK_TINY, hidden=256, intermediate=512),
             inputs=tuple(cross_encoder.CASES),
+        ),
+        Carried(
+            name="qwen3_rerank",
+            spec=replace(QWEN3_RERANK, hidden=256, heads=4, kv_heads=2, head_dim=128),
+            inputs=tuple(qwen3_rerank.CASES),
+        ),
+        Carried(
+            name="qwen3_vl_rerank",
+            spec=replace(VL_RERANK_TINY, **_VL_SMALL),
+            inputs=tuple(qwen3_vl_rerank.CASES),
         ),
         Carried(name="qwen3_embedding_full", spec=FULL, inputs=tuple(embedding.CASES[:6]), full_size=True),
         Carried(

@@ -24,7 +24,9 @@ from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
+from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
+from tests.models.qwen3_vl_rerank import cases as qwen3_vl_rerank
 from tests.models.running import Given, Pair, batch_of, cosines, vectors
 from tests.references.families import reference_of
 
@@ -37,7 +39,9 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "llama_nemotron_rerank_vl": rerank_vl.CASES,
     "llama_nemotron_embed": llama.CASES,
     "qwen3_embedding": embedding.CASES,
+    "qwen3_rerank": qwen3_rerank.CASES,
     "qwen3_vl_embedding": list(vl.CASES.values()),
+    "qwen3_vl_rerank": qwen3_vl_rerank.CASES,
     "xlm_roberta": encoder.CASES,
     "xlm_roberta_rerank": cross_encoder.CASES,
 }

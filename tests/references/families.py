@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
-from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3RerankReference, Qwen3VLReference
+from tests.references.qwen3 import (
+    ColQwen3Reference,
+    Qwen3Reference,
+    Qwen3RerankReference,
+    Qwen3VLReference,
+    Qwen3VLRerankReference,
+)
 from tests.references.rerank import RerankReference, RerankVLReference
 
 if TYPE_CHECKING:
@@ -25,8 +31,9 @@ class Reference(Protocol):
 
 def reference_of(path: Path) -> Reference:
     """The reference for the checkpoint at ``path``."""
+    named = json.loads((path / "config.json").read_text())["architectures"][0]
     if (path / "1_LogitScore").exists():
-        return Qwen3RerankReference(path)
+        return Qwen3VLRerankReference(path) if "VL" in named else Qwen3RerankReference(path)
     kinds: dict[str, Callable[[Path], Reference]] = {
         "BertForSequenceClassification": CrossReference,
         "BertModel": EncoderReference,
@@ -39,7 +46,8 @@ def reference_of(path: Path) -> Reference:
         "Qwen3ForCausalLM": Qwen3Reference,
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
+        "Qwen3VLForSequenceClassification": Qwen3VLRerankReference,
         "XLMRobertaForSequenceClassification": CrossReference,
         "XLMRobertaModel": EncoderReference,
     }
-    return kinds[json.loads((path / "config.json").read_text())["architectures"][0]](path)
+    return kinds[named](path)

@@ -287,6 +287,86 @@ class ColQwen3Reference(Qwen3VLReference):
         return functional.normalize(self.projection(hidden), dim=-1, eps=1e-12).numpy()
 
 
+class Qwen3VLRerankReference(Qwen3VLReference):
+    """Qwen3-VL-Reranker at ``path``, in float32, as the published script scores pairs."""
+
+    before = Qwen3RerankReference.before
+    after = "<|im_end|>\n<|im_start|>assistant\n"
+    instruction = "Given a search query, retrieve relevant candidates that answer the query."
+    between = "\n<Document>:"
+
+    def body(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.weights = dict(weights)
+        self.score = weights.pop("score.weight", None)
+        embeddings = weights["model.language_model.embed_tokens.weight"]
+        self.of_tokens = weights.pop("lm_head.weight", embeddings).float()
+        self.yes, self.no = (self.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
+        return super().body(weights)
+
+    def spelled(self, side: Sequence[str | tuple[int, int, int]]) -> str:
+        """Images first, by their grids, then texts."""
+        images = [part for part in side if not isinstance(part, str)]
+        marked = (
+            "<|vision_start|>" + "<|image_pad|>" * (h * w // 4) + "<|vision_end|>" for _, h, w in images
+        )
+        return "".join(marked) + "".join(part for part in side if isinstance(part, str))
+
+    def pair_tokens(
+        self,
+        query: Sequence[str | tuple[int, int, int]],
+        document: Sequence[str | tuple[int, int, int]],
+        instruction: str | None,
+    ) -> list[int]:
+        body = f"<Instruct>: {instruction or self.instruction}<Query>:{self.spelled(query)}"
+        body += f"{self.between}{self.spelled(document)}"
+        ids: list[int] = self.tokenizer.encode(self.before + body + self.after).ids
+        return ids
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> tuple[float, float]:
+        """Those of yes and no, of the last token's state; of a classifier its one, and 0."""
+        if self.score is not None:
+            return (self.score.float() @ hidden).item(), 0.0
+        of_all = self.of_tokens @ hidden
+        return of_all[self.yes].item(), of_all[self.no].item()
+
+    def _seen(self, pair: Pair) -> tuple[list[int], list[tuple[torch.Tensor, tuple[int, int, int]]]]:
+        pixels = {image: self.pixels(image) for image in pair.images}
+        sides = [
+            [pixels[part][1] if isinstance(part, bytes) else part for part in side.parts]
+            for side in (pair.query, pair.document)
+        ]
+        tokens = self.pair_tokens(sides[0], sides[1], pair.query.instruction)
+        return tokens, [pixels[image] for image in pair.images]
+
+    def answer(self, pair: Pair) -> np.ndarray:  # type: ignore[override]
+        """The logarithm of the odds of yes, ``[1]``."""
+        tokens, images = self._seen(pair)
+        rows = [self.vision_rows(*image) for image in images]
+        yes, no = self.logits(self.pool(self.hidden(tokens, [grid for _, grid in images], rows)))
+        return np.array([yes - no], np.float32)
+
+    @torch.no_grad()
+    def generated(self, pair: Pair) -> np.ndarray:
+        """The same by the one call that transformers offers for the whole of a language model."""
+        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+        known = {key: value for key, value in self.config.items() if key != "model_type"}
+        model = Qwen3VLForConditionalGeneration._from_config(
+            Qwen3VLConfig(**known), attn_implementation="sdpa"
+        )
+        _fill(model, {"lm_head.weight": self.of_tokens, **self.weights})
+        tokens, images = self._seen(pair)
+        ids = torch.tensor([tokens])
+        seen = {}
+        if images:
+            seen["pixel_values"] = torch.cat([pixels for pixels, _ in images])
+            seen["image_grid_thw"] = torch.tensor([grid for _, grid in images])
+        kinds = (ids == self.config["image_token_id"]).int()
+        logits = model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **seen).logits[0, -1]
+        return (logits[self.yes] - logits[self.no]).numpy()[None]
+
+
 def full_stop(instruction: str | None) -> str | None:
     """For instructions that end in a letter or a full stop."""
     return instruction if instruction is None or instruction.endswith(".") else f"{instruction}."

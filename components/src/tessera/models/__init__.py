@@ -41,6 +41,7 @@ _BUILT_IN = (
     "qwen3_embedding",
     "qwen3_rerank",
     "qwen3_vl_embedding",
+    "qwen3_vl_rerank",
     "xlm_roberta",
     "xlm_roberta_rerank",
 )

@@ -77,6 +77,16 @@ def check_task(declared: Declared, kind: OutputKind, *, family: str) -> None:
     )
 
 
+def check_embeds(declared: Declared, task: str) -> None:
+    """Raise ``CheckpointError`` for a language model of which neither its files nor ``task`` say "embed"."""
+    if declared.pooling is None and task != "embed":
+        raise CheckpointError(
+            f"{declared.directory}: declares no way to make a vector: it has no modules.json with a Pooling,"
+            " so it may be a chat model or a reranker. --task embed (as a model option: task) takes its last"
+            " token"
+        )
+
+
 def declared_text(
     text: TextSpec, declared: Declared, *, family: str, kind: OutputKind, lower_case: bool = False
 ) -> TextSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
-from tessera.models.prompts import Run, Segment, Tokens, side_text
+from tessera.models.prompts import Fixed, Run, Segment, Tokens, side_text
 from tessera.models.tower import TowerModel
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class PairTower(TowerModel):
         """What stands before a query; raises ``InvalidInput`` for an instruction that is not taken."""
         raise NotImplementedError
 
+    def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
+        """A side's images, where they stand before its text; none where all begin the pair.
+
+        Raises ``InvalidInput`` naming ``param`` for images that the family does not take.
+        """
+        return []
+
     def behind_pair(self) -> list[Segment]:
         """What stands behind the document."""
         return []
@@ -57,12 +64,14 @@ class PairTower(TowerModel):
         before = self.before_query(query, query_param)
         asked = self._text(replace(query, instruction=None), query_param)
         question = self._bounded(before, asked, limits.query)
+        images = self.side_images(query.images, query_param)
         heads: dict[str, _Head] = {}
         made: list[Prompt | InvalidInput] = []
         for document, param in zip(documents, params, strict=True):
             segments, begin = self.before_pair((*query.images, *document.images))
             if begin not in heads:
-                heads[begin] = self._head(f"{begin}{before}{question}{self.between}", limits, query_param)
+                text = f"{question}{self.between}"
+                heads[begin] = self._head(begin + before, images, text, limits, query_param)
             try:
                 made.append(self._pair(segments, heads[begin], document, limits, param))
             except InvalidInput as error:
@@ -82,18 +91,21 @@ class PairTower(TowerModel):
         inside = [span for span in offsets if span[1] > len(before)]
         return text if len(inside) <= most else text[: max(0, inside[most][0] - len(before))]
 
-    def _head(self, text: str, limits: PairLimits, param: str) -> _Head:
+    def _head(self, before: str, images: list[Segment], text: str, limits: PairLimits, param: str) -> _Head:
         """What every prompt has before its document; raises ``InvalidInput`` if it leaves that no room."""
+        first: list[Segment] = [Fixed(before), *images] if images else []
+        text = text if images else before + text
         tokens = self._tokenizer.ids(text)
-        if len(tokens) >= limits.tokens:
+        length = len(tokens) + sum(image.rows for image in images if isinstance(image, ImagePlan))
+        if length >= limits.tokens:
             raise InvalidInput(
-                f"{param} takes {len(tokens)} tokens with its prompt, which leaves no room for a document"
+                f"{param} takes {length} tokens with its prompt, which leaves no room for a document"
                 f" within the limit of {limits.tokens}",
                 param=param,
             )
         if self._tokenizer.cuts_behind_words:
-            return [Tokens(tokens)], self.before_document
-        return [], f"{text}{self.before_document}"
+            return [*first, Tokens(tokens)], self.before_document
+        return first, f"{text}{self.before_document}"
 
     def _pair(
         self, first: list[Segment], head: _Head, document: Content, limits: PairLimits, param: str
@@ -101,8 +113,11 @@ class PairTower(TowerModel):
         segments, before = head
         text = self._text(document, param)
         passage = self._bounded(self.before_document, text, limits.document)
+        images = self.side_images(document.images, param)
+        if images:
+            images, before = [Fixed(before), *images], ""
         prompt = self._assembler.prompt(
-            [*first, *segments, Run(before, passage), *self.behind_pair()],
+            [*first, *segments, *images, Run(before, passage), *self.behind_pair()],
             max_tokens=limits.tokens,
             truncate=limits.truncate,
             param=param,

@@ -1,4 +1,4 @@
-"""Random checkpoints of Qwen3-Embedding, Qwen3-VL-Embedding and ColQwen3: shapes, files, distributions."""
+"""Random checkpoints of the Qwen3 families: shapes, files, distributions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tessera.models.qwen3_embedding.model import read_config
 from tessera.models.qwen3_rerank.model import read_config as read_rerank_config
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
-from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
+from tessera.models.qwen3_vl_embedding.tensors import expected as vl_shapes
+from tessera.models.qwen3_vl_rerank.model import read_config as read_vl_rerank_config
 from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
@@ -131,6 +132,9 @@ class Qwen3Spec:
         return self.base_vocab + _CONTROL.index(name)
 
 
+Layout = Literal["language model", "modules", "classifier"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3RerankSpec(Qwen3Spec):
     """A checkpoint of Qwen3-Reranker in one of its layouts.
@@ -139,39 +143,17 @@ class Qwen3RerankSpec(Qwen3Spec):
     ``classifier`` one row in place of the logits. Without ``tied`` the logits have rows of their own.
     """
 
-    layout: Literal["language model", "modules", "classifier"] = "modules"
+    layout: Layout = "modules"
     appends_end: bool = False
     tied: bool = True
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         files = self._files(dtype, seed)
-        files[CONFIG_FILE]["tie_word_embeddings"] = self.tied
-        answers = _with_answers(files[TOKENIZER_FILE]["model"])
-        if self.layout == "classifier":
-            files[CONFIG_FILE] |= {
-                "architectures": ["Qwen3ForSequenceClassification"],
-                "id2label": {"0": "LABEL_0"},
-            }
-        if self.layout == "modules":
-            kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
-            files["modules.json"] = [
-                {"idx": at, "name": f"{at}", "path": path, "type": f"sentence_transformers.{kind}"}
-                for at, (path, kind) in enumerate(zip(("", "1_LogitScore"), kinds, strict=True))
-            ]
-            files["1_LogitScore/config.json"] = answers
-            files["sentence_bert_config.json"] = {"transformer_task": "text-generation"}
-            files["config_sentence_transformers.json"] = {"model_type": "CrossEncoder"}
-        return files
+        return files | _score_files(self, files, classifier="Qwen3ForSequenceClassification")
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         text = read_rerank_config(Section.read(directory / CONFIG_FILE))
-        body = {name: shape for name, shape in text.shapes("text.").items() if ".head." not in name}
-        yield from _tensors(body, {"text": self.text_prefix})
-        if self.layout == "classifier":
-            yield RandomTensor(name="score.weight", shape=(1, self.hidden), mean=0.0, deviation=0.5)
-        elif not self.tied:
-            shape = (self.vocab_size, self.hidden)
-            yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
+        yield from _with_head(self, text.shapes("text."), {"text": self.text_prefix})
 
 
 def _with_answers(model: dict[str, Any]) -> dict[str, int]:
@@ -202,7 +184,11 @@ class Qwen3VLSpec(Qwen3Spec):
     max_trained_pixels: int = 1_310_720
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        files = self._files(dtype, seed)
+        declared = declared_json("lasttoken", self.hidden, prompts={})
+        return {**self._files(dtype, seed), **declared}
+
+    def _files(self, dtype: str, seed: int) -> dict[str, Any]:
+        files = Qwen3Spec._files(self, dtype, seed)
         files[CONFIG_FILE] = {
             "architectures": ["Qwen3VLForConditionalGeneration"],
             "model_type": "qwen3_vl",
@@ -241,9 +227,9 @@ class Qwen3VLSpec(Qwen3Spec):
         return files
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        config = self._read(directory)
-        shapes = vision_shapes(config.vision) | config.text.shapes("text.")
-        return _tensors(shapes, {"text": self.text_prefix, "vision": self.vision_prefix})
+        return _tensors(
+            vl_shapes(self._read(directory)), {"text": self.text_prefix, "vision": self.vision_prefix}
+        )
 
     def _read(self, directory: Path) -> ModelConfig:
         return read_vl_config(directory)
@@ -264,7 +250,7 @@ class ColQwen3Spec(Qwen3VLSpec):
     ops: bool = False
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        files = Qwen3VLSpec.files(self, dtype, seed)
+        files = self._files(dtype, seed)
         if self.ops:
             kind = {"architectures": ["OpsColQwen3Model"], "model_type": OPS, "dims": self.width}
         else:
@@ -283,6 +269,23 @@ class ColQwen3Spec(Qwen3VLSpec):
 
     def _read(self, directory: Path) -> ModelConfig:
         return read_colqwen3_config(directory).body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3VLRerankSpec(Qwen3VLSpec):
+    """A checkpoint of Qwen3-VL-Reranker, in the layouts of ``Qwen3RerankSpec``."""
+
+    layout: Layout = "modules"
+    appends_end: bool = False
+    tied: bool = True
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        files = self._files(dtype, seed)
+        return files | _score_files(self, files, classifier="Qwen3VLForSequenceClassification")
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        prefixes = {"text": self.text_prefix, "vision": self.vision_prefix}
+        return _with_head(self, vl_shapes(read_vl_rerank_config(directory)), prefixes)
 
 
 TINY = Qwen3Spec()
@@ -331,11 +334,47 @@ VL_8B = replace(
 
 RERANK_TINY = Qwen3RerankSpec()
 RERANK_FULL = Qwen3RerankSpec(**_PUBLISHED)
+VL_RERANK_TINY = Qwen3VLRerankSpec()
+VL_RERANK_FULL = Qwen3VLRerankSpec(hidden=2048, layers=28, heads=16, intermediate=6144, **_VL)
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
 RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 VL_SIZES: Final = Sizes(tiny=VL_TINY, full=VL_FULL)
+VL_RERANK_SIZES: Final = Sizes(tiny=VL_RERANK_TINY, full=VL_RERANK_FULL)
 COL_SIZES: Final = Sizes(tiny=COL_TINY, full=COL_FULL)
+
+
+def _score_files(
+    spec: Qwen3RerankSpec | Qwen3VLRerankSpec, files: dict[str, Any], *, classifier: str
+) -> dict[str, Any]:
+    """The files that make a score, and what others say of it."""
+    files[CONFIG_FILE]["tie_word_embeddings"] = spec.tied
+    answers = _with_answers(files[TOKENIZER_FILE]["model"])
+    if spec.layout == "classifier":
+        files[CONFIG_FILE] |= {"architectures": [classifier], "id2label": {"0": "LABEL_0"}}
+    if spec.layout != "modules":
+        return {}
+    kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+    return {
+        "modules.json": [
+            {"idx": at, "name": f"{at}", "path": path, "type": f"sentence_transformers.{kind}"}
+            for at, (path, kind) in enumerate(zip(("", "1_LogitScore"), kinds, strict=True))
+        ],
+        "1_LogitScore/config.json": answers,
+        "sentence_bert_config.json": {"transformer_task": "text-generation"},
+        "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+    }
+
+
+def _with_head(
+    spec: Qwen3RerankSpec | Qwen3VLRerankSpec, shapes: Shapes, prefixes: Mapping[str, str]
+) -> Iterator[RandomTensor]:
+    yield from _tensors({name: shape for name, shape in shapes.items() if ".head." not in name}, prefixes)
+    if spec.layout == "classifier":
+        yield RandomTensor(name="score.weight", shape=(1, spec.hidden), mean=0.0, deviation=0.5)
+    elif not spec.tied:
+        shape = (spec.vocab_size, spec.hidden)
+        yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
 
 
 def _post_processor(end: int, *, appends_end: bool) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import msgspec
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.errors import CheckpointError, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
-from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.declared import check_embeds, check_prompts, role_prompts
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
@@ -50,11 +50,7 @@ class Qwen3Embedding(TowerModel):
         max_tokens = min(options.max_tokens, max_positions(config))
         widths = frozenset(range(_SMALLEST, text.layer.hidden))
         super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
-        if self.declared.pooling is None and options.task != "embed":
-            raise CheckpointError(
-                f"{path}: declares no way to make a vector: it has no modules.json with a Pooling, so it may"
-                " be a chat model or a reranker. --task embed (as a model option: task) takes its last token"
-            )
+        check_embeds(self.declared, options.task)
         self._prompts = role_prompts(
             self.declared, {Role.QUERY: template(options.query_instruction), Role.PASSAGE: "", Role.NONE: ""}
         )

@@ -109,11 +109,16 @@ class Qwen3VLBody(TowerModel):
             if before:
                 user.append(Fixed(before))
                 before = ""
-            for image in parts:
-                assert isinstance(image, ImagePlan)
-                self._check_grid(image, param)
-                user += (self.config.vision_start, image, self.config.vision_end)
+            user += self.marked([image for image in parts if isinstance(image, ImagePlan)], param)
         return user
+
+    def marked(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
+        """Images between the marks of one; raises ``InvalidInput`` naming ``param`` for a wrong grid."""
+        segments: list[Segment] = []
+        for image in images:
+            self._check_grid(image, param)
+            segments += (self.config.vision_start, image, self.config.vision_end)
+        return segments
 
     def _check_grid(self, image: ImagePlan, param: str) -> None:
         merge = self.config.vision.merge

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from tessera.models.base import Content, Family, Role
-from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.declared import check_embeds, check_prompts, role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
@@ -19,9 +19,13 @@ _SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
 
 
 class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
-    """``instruction`` is that of inputs without one."""
+    """``instruction`` is that of inputs without one.
+
+    ``task`` takes a checkpoint for an embedder that does not declare how it makes a vector.
+    """
 
     instruction: Annotated[str, msgspec.Meta(min_length=1)] = "Represent the user's input."
+    task: Literal["auto", "embed"] = "auto"
 
 
 class Qwen3VLEmbedding(Qwen3VLBody):
@@ -36,6 +40,7 @@ class Qwen3VLEmbedding(Qwen3VLBody):
         config = read_config(path)
         widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
         super().__init__(path, config, options, dimensions=widths)
+        check_embeds(self.declared, options.task)
         self._instruction = options.instruction
         # A prompt of this family is a system turn.
         self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))

@@ -1,0 +1,1 @@
+"""Qwen3-VL-Reranker: pairs of texts and images, judged by yes and no."""

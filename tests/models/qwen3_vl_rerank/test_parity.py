@@ -1,0 +1,195 @@
+"""Logits of pairs with images against transformers' own modules, and with likely mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.models import open_model
+from tessera.models.base import Content, PairLimits, PairModel, Prompt, Truncate
+from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY, Qwen3VLRerankSpec
+from tests.models.conftest import WriteCheckpoint
+from tests.models.qwen3_vl_embedding.cases import SMALL, WORDS
+from tests.models.qwen3_vl_rerank.cases import CASES
+from tests.models.running import Pair, batch_of, content_of, preprocessed, prompt, vectors
+from tests.references.qwen3 import Qwen3VLRerankReference
+
+BARS = {"float32": 1e-4, "bfloat16": 0.6}
+LAYOUTS: dict[str, Qwen3VLRerankSpec] = {
+    "modules": VL_RERANK_TINY,
+    "language model, rows of its own": replace(VL_RERANK_TINY, layout="language model", tied=False, shards=2),
+    "classifier": replace(VL_RERANK_TINY, layout="classifier"),
+}
+
+
+def opened(path: Path) -> PairModel:
+    model = open_model(path, {"task": "score"})
+    assert isinstance(model, PairModel)
+    return model
+
+
+def logits(model: PairModel, pairs: Sequence[Pair], dtype: str = "float32") -> np.ndarray:
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, pairs))
+
+
+def expected(reference: Qwen3VLRerankReference) -> np.ndarray:
+    return np.stack([reference.answer(pair) for pair in CASES])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits(written: WriteCheckpoint, layout: str) -> None:
+    path = written(LAYOUTS[layout], dtype="bfloat16")
+    model, reference = opened(path), Qwen3VLRerankReference(path)
+    assert model.family == "qwen3_vl_rerank"
+    wanted = expected(reference)
+    assert wanted.std() >= 1
+    if layout != "classifier":
+        whole = np.stack([reference.generated(pair) for pair in CASES[-2:]])
+        assert np.abs(whole - wanted[-2:]).max() <= 1e-4
+    found = logits(model, CASES)
+    assert np.abs(found - wanted).max() <= BARS["float32"]
+    alone = np.concatenate([logits(model, [pair]) for pair in CASES])
+    assert np.abs(found - alone).max() <= BARS["float32"]
+    assert np.abs(logits(model, CASES, "bfloat16") - wanted).max() <= BARS["bfloat16"]
+
+
+def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint) -> None:
+    path = written(VL_RERANK_TINY)
+    model, reference = opened(path), Qwen3VLRerankReference(path)
+    pixels = preprocessed(model, CASES)
+    for pair in CASES:
+        sides = [
+            [pixels[part].plan.grid if isinstance(part, bytes) else part for part in side.parts]
+            for side in (pair.query, pair.document)
+        ]
+        wanted = reference.pair_tokens(sides[0], sides[1], pair.query.instruction)  # type: ignore[arg-type]
+        assert prompt(model, pair, pixels).tokens.tolist() == wanted
+
+
+def the_two_answers_exchanged(reference: Qwen3VLRerankReference) -> None:
+    reference.yes, reference.no = reference.no, reference.yes
+
+
+def the_logit_of_yes_alone(reference: Qwen3VLRerankReference) -> None:
+    whole = reference.logits
+    reference.logits = lambda hidden: (whole(hidden)[0], 0.0)  # type: ignore[method-assign]
+
+
+def an_end_of_text(reference: Qwen3VLRerankReference) -> None:
+    reference.after += "<|endoftext|>"
+
+
+def an_empty_thought(reference: Qwen3VLRerankReference) -> None:
+    reference.after += "<think>\n\n</think>\n\n"
+
+
+def no_system_turn(reference: Qwen3VLRerankReference) -> None:
+    reference.before = "<|im_start|>user\n"
+
+
+def a_space_before_the_document(reference: Qwen3VLRerankReference) -> None:
+    reference.between += " "
+
+
+def document_first(reference: Qwen3VLRerankReference) -> None:
+    whole = reference.pair_tokens
+    reference.pair_tokens = lambda query, document, said: whole(document, query, said)  # type: ignore[method-assign]
+
+
+def texts_before_images(reference: Qwen3VLRerankReference) -> None:
+    whole = reference.spelled
+    reference.spelled = lambda side: (
+        whole(  # type: ignore[method-assign]
+            [part for part in side if isinstance(part, str)]
+        )
+        + whole([part for part in side if not isinstance(part, str)])
+    )
+
+
+def flat_positions(reference: Qwen3VLRerankReference) -> None:
+    reference.flat_positions = True
+
+
+def deepstack_dropped(reference: Qwen3VLRerankReference) -> None:
+    def same(hidden: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    reference.model.language_model._deepstack_process = same
+
+
+def attention_both_ways(reference: Qwen3VLRerankReference) -> None:
+    reference.causal = False
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        the_two_answers_exchanged,
+        the_logit_of_yes_alone,
+        an_end_of_text,
+        an_empty_thought,
+        no_system_turn,
+        a_space_before_the_document,
+        document_first,
+        texts_before_images,
+        flat_positions,
+        deepstack_dropped,
+        attention_both_ways,
+    ],
+)
+def test_a_mistake_fails_the_bars(
+    written: WriteCheckpoint, mistake: Callable[[Qwen3VLRerankReference], None]
+) -> None:
+    path = written(VL_RERANK_TINY, dtype="bfloat16")
+    reference = Qwen3VLRerankReference(path)
+    mistake(reference)
+    assert np.abs(logits(opened(path), CASES) - expected(reference)).max() > max(BARS.values())
+
+
+def test_what_is_too_long_loses_text_of_the_document(written: WriteCheckpoint) -> None:
+    model = opened(written(VL_RERANK_TINY))
+    given = Pair(query=CASES[0].query, document=replace(CASES[0].document, parts=(SMALL, WORDS)))
+    pixels = preprocessed(model, [given])
+    query, document = (content_of(side, pixels) for side in (given.query, given.document))
+
+    def cut(limit: int, asked: Content = query) -> Prompt | InvalidInput:
+        limits = PairLimits(tokens=limit, truncate=Truncate.END)
+        (made,) = model.pairs(asked, [document], limits=limits, query_param="query", params=["documents[0]"])
+        return made
+
+    whole = cut(model.max_tokens)
+    assert isinstance(whole, Prompt) and not whole.truncated
+    shorter = cut(len(whole.tokens) - 5)
+    assert isinstance(shorter, Prompt) and shorter.truncated
+    assert shorter.image_tokens == whole.image_tokens == pixels[SMALL].plan.rows
+    end = VL_RERANK_TINY.id_of("<|im_end|>")
+    behind = len(whole.tokens) - np.flatnonzero(whole.tokens == end)[-1]
+    assert shorter.tokens.tolist() == [*whole.tokens[: -behind - 5], *whole.tokens[-behind:]]
+    refused = cut(len(whole.tokens) - 60)
+    assert isinstance(refused, InvalidInput) and refused.param == "documents[0]"
+    with pytest.raises(InvalidInput, match="leaves no room") as raised:
+        cut(20, content_of(replace(CASES[0].query, parts=(SMALL, WORDS)), pixels))
+    assert raised.value.param == "query"
+
+
+def test_a_checkpoint_is_what_its_files_or_the_option_say(written: WriteCheckpoint) -> None:
+    silent = written(replace(VL_RERANK_TINY, layout="language model"))
+    with pytest.raises(CheckpointError, match="declares no way to make a vector"):
+        open_model(silent)
+    families: list[tuple[Path, dict[str, Any], str]] = [
+        (silent, {"task": "score"}, "qwen3_vl_rerank"),
+        (silent, {"task": "embed"}, "qwen3_vl_embedding"),
+        (written(VL_RERANK_TINY), {}, "qwen3_vl_rerank"),
+        (written(LAYOUTS["classifier"]), {}, "qwen3_vl_rerank"),
+        (written(VL_TINY), {}, "qwen3_vl_embedding"),
+    ]
+    for path, options, family in families:
+        assert open_model(path, options).family == family
