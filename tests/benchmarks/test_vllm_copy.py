@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.vllm_configuration_llama_nemotron_vl import LlamaNemotronVLConfig
 from benchmarks.vllm_copy import main, serve_flags
-from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, Prompt, Truncate
@@ -29,6 +27,8 @@ from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 def test_conversations_become_the_same_tokens(
     tmp_path: Path, spec: object, mark: str, before: str, pad: str, after: str
 ) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     source, target = tmp_path / "model", tmp_path / "copy"
     write_checkpoint(source, spec)
     assert main([str(source), str(target)]) == 0
@@ -51,6 +51,8 @@ def test_conversations_become_the_same_tokens(
 
 
 def test_pairs_become_the_same_tokens(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
     source, target = tmp_path / "model", tmp_path / "copy"
     write_checkpoint(source, llama_rerank.TINY)
     assert main([str(source), str(target)]) == 0
@@ -70,6 +72,8 @@ def test_pairs_become_the_same_tokens(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_a_copy_has_both_towers(tmp_path: Path) -> None:
+    from benchmarks.vllm_configuration_llama_nemotron_vl import LlamaNemotronVLConfig
+
     source, target = tmp_path / "model", tmp_path / "copy"
     write_checkpoint(source, TINY)
     main([str(source), str(target)])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from openai import OpenAI
 from safetensors.numpy import save
-from transformers import AutoTokenizer
 
 from tessera_tools.random_checkpoint import qwen3
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
@@ -23,6 +22,13 @@ pytestmark = pytest.mark.service
 
 FIND = "Retrieve images that show what the text says"
 PAD = "<|image_pad|>"
+
+
+def reference_tokenizer(checkpoint: Path) -> Any:
+    """The tokenizer of transformers, imported late: each process that collects would spend a second on it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,7 @@ def test_a_conversation_as_vllms_clients_send_it(
     ]
     more = {"continue_final_message": True, "add_special_tokens": True}
     found = tokens(vision, messages=messages, **more)
-    reference = AutoTokenizer.from_pretrained(checkpoints["qwen3_vl_embedding"])
+    reference = reference_tokenizer(checkpoints["qwen3_vl_embedding"])
     pads = found.count(reference.convert_tokens_to_ids(PAD))
     assert pads > 100
     prompt = (
@@ -108,7 +114,7 @@ def test_a_conversation_as_vllms_clients_send_it(
 def test_texts_and_images_stand_in_the_clients_order(
     vision: Service, checkpoints: dict[str, Path], photos: dict[str, bytes]
 ) -> None:
-    reference = AutoTokenizer.from_pretrained(checkpoints["qwen3_vl_embedding"])
+    reference = reference_tokenizer(checkpoints["qwen3_vl_embedding"])
     pad = reference.convert_tokens_to_ids(PAD)
     orders = [
         [words("one"), shown(photos), words("two"), shown(photos, "china")],
@@ -173,7 +179,7 @@ def test_a_model_of_text_alone(text: Service, checkpoints: dict[str, Path], phot
     assert httpx.get(f"{text.url}/health").json()["images"] is False
     refused = httpx.post(f"{text.url}/v1/embeddings", json={"input": [[shown(photos)]]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0][0].image_url.url")
-    reference = AutoTokenizer.from_pretrained(checkpoints["qwen3_embedding"])
+    reference = reference_tokenizer(checkpoints["qwen3_embedding"])
 
     def ids(prompt: str) -> list[int]:
         found: list[int] = reference(f"{prompt}<|endoftext|>", add_special_tokens=False)["input_ids"]

@@ -15,6 +15,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate import utils as validation
 
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.worker.settings import parse as parse_worker
@@ -36,6 +37,9 @@ VERSIONS = ("1.30", "1.37")
 ROLES = ("frontend", "encode", "embed")
 Resource = dict[str, Any]
 
+# It would read a file of all definitions again for each resource: 4 of 10 s of processor time.
+validation.schema_contents = functools.cache(validation.schema_contents)
+
 
 def roles(name: str) -> tuple[str, ...]:
     """The kinds of pods; with several models each has its own."""
@@ -53,9 +57,17 @@ def render(name: str) -> tuple[Resource, ...]:
     return tuple(yaml.load_all(ran.stdout, yaml.CSafeLoader))
 
 
+@functools.cache
+def custom(kind: str) -> jsonschema.protocols.Validator:
+    """What checks a resource, after its schema was checked itself."""
+    validator = jsonschema.validators.validator_for(CUSTOM[kind])
+    validator.check_schema(CUSTOM[kind])
+    return validator(CUSTOM[kind])
+
+
 def check(resource: Resource, version: str) -> None:
     if resource["kind"] in CUSTOM:
-        jsonschema.validate(resource, CUSTOM[resource["kind"]])
+        custom(resource["kind"]).validate(resource)
     else:
         kubernetes_validate.validate(resource, version, strict=True)
 

@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-from transformers.models.ministral3.modeling_ministral3 import Ministral3Attention, Ministral3RotaryEmbedding
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttention
-from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipAttention
 
 from tessera.nn.forms.plain import Residual
 from tessera.nn.layer import Attention
 from tessera.nn.rotary import Rotary, inverse_frequencies
 from tessera.nn.sequences import Equal, Packed
 from tessera.nn.spec import LayerSpec, RopeSpec
+from tests.nn import peers
 from tests.nn.copying import copy, noise, randomise
 
 CPU = torch.device("cpu")
@@ -54,33 +46,29 @@ LLAMA4 = {
     "mscale_all_dim": 1.0,
 }
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
-# The module, its rotary embedding and configuration; what the block's spec and RoPE have of their own.
-KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any], RopeSpec]] = {
+# The prefix of its classes' names, and its configuration; what the block's spec and RoPE have of their own.
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], RopeSpec]] = {
     "q/k norm, Qwen3": (
-        Qwen3Attention,
-        Qwen3RotaryEmbedding,
-        Qwen3Config(rope_parameters=PLAIN),
+        "Qwen3",
+        {"rope_parameters": PLAIN},
         {"qk_norm": True, "causal": True},
         RopeSpec(theta=1e4),
     ),
     "biases of q, k and v, Qwen2": (
-        Qwen2Attention,
-        Qwen2RotaryEmbedding,
-        Qwen2Config(rope_parameters=PLAIN),
+        "Qwen2",
+        {"rope_parameters": PLAIN},
         {"qkv_bias": True, "causal": True},
         RopeSpec(theta=1e4),
     ),
     "all biases, Llama": (
-        LlamaAttention,
-        LlamaRotaryEmbedding,
-        LlamaConfig(rope_parameters=PLAIN, attention_bias=True),
+        "Llama",
+        {"rope_parameters": PLAIN, "attention_bias": True},
         {"qkv_bias": True, "out_bias": True},
         RopeSpec(theta=1e4),
     ),
     "scaled queries, Ministral3": (
-        Ministral3Attention,
-        Ministral3RotaryEmbedding,
-        Ministral3Config(rope_parameters=LLAMA4),
+        "Ministral3",
+        {"rope_parameters": LLAMA4},
         {"causal": True},
         RopeSpec(
             theta=1e4,
@@ -99,23 +87,24 @@ KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any], RopeSpec]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_attention_is_that_of_transformers(kind: str, causal: bool) -> None:
-    module_type, rotary_type, config, own, rope = KINDS[kind]
+    prefix, configured, own, rope = KINDS[kind]
+    config = getattr(peers, f"{prefix}Config")(**configured)
     config.update({"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16})
     config._attn_implementation = "eager"
-    module = module_type(config, 0).eval()
+    module = getattr(peers, f"{prefix}Attention")(config, 0).eval()
     randomise(module)
     block = Attention(spec(**(own | {"causal": causal})))
     copy(block, module)
     rows = noise(sum(LENGTHS), 48)
     stream = Residual(torch.zeros_like(rows))
     block(rows, stream, Packed(BOUNDS, LENGTHS), Rotary.of(rope, 16, CPU)(POSITIONS))
-    rotary = rotary_type(config)
+    rotary = getattr(peers, f"{prefix}RotaryEmbedding")(config)
     for part, found in zip(rows.split(LENGTHS), stream.rows.split(LENGTHS), strict=True):
         positions = torch.arange(len(part))[None]
         mask = torch.zeros(1, 1, len(part), len(part))
         if causal:
             mask += torch.full_like(mask, -torch.inf).triu(1)
-        given: dict[str, Any] = {"position_ids": positions} if module_type is Ministral3Attention else {}
+        given: dict[str, Any] = {"position_ids": positions} if prefix == "Ministral3" else {}
         expected, *_ = module(
             hidden_states=part[None],
             position_embeddings=rotary(part[None], positions),
@@ -130,9 +119,9 @@ def test_attention_is_that_of_transformers(kind: str, causal: bool) -> None:
 @torch.no_grad()
 def test_rotation_in_a_plane_is_that_of_qwen3_vl(head_dim: int) -> None:
     hidden = 2 * head_dim
-    config = Qwen3VLVisionConfig(hidden_size=hidden, num_heads=2, depth=1)
+    config = peers.Qwen3VLVisionConfig(hidden_size=hidden, num_heads=2, depth=1)
     config._attn_implementation = "eager"
-    module = Qwen3VLVisionAttention(config).eval()
+    module = peers.Qwen3VLVisionAttention(config).eval()
     randomise(module)
     block = Attention(
         spec(hidden=hidden, heads=2, kv_heads=2, head_dim=head_dim, qkv_bias=True, out_bias=True)
@@ -154,9 +143,9 @@ def test_rotation_in_a_plane_is_that_of_qwen3_vl(head_dim: int) -> None:
 
 @torch.no_grad()
 def test_attention_without_rotation_is_that_of_siglip() -> None:
-    config = SiglipVisionConfig(hidden_size=48, num_attention_heads=3)
+    config = peers.SiglipVisionConfig(hidden_size=48, num_attention_heads=3)
     config._attn_implementation = "eager"
-    module = SiglipAttention(config).eval()
+    module = peers.SiglipAttention(config).eval()
     randomise(module)
     block = Attention(spec(heads=3, kv_heads=3, qkv_bias=True, out_bias=True))
     copy(block, module, {"o_proj": ("out_proj",)})

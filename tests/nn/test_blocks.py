@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import GemmaConfig, Qwen2Config
-from transformers.models.gemma.modeling_gemma import GemmaMLP
-from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLPatchMerger
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-    Qwen3VLVisionMLP,
-    Qwen3VLVisionPatchEmbed,
-    Qwen3VLVisionPatchMerger,
-)
-from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipMLP
 
 from tessera.nn.forms.plain import Residual
 from tessera.nn.layer import GatedMlp, LayerNorm, Mlp, RmsNorm
 from tessera.nn.vision import Merger, PatchEmbedding
+from tests.nn import peers
 from tests.nn.copying import copy, noise, randomise
 from tests.nn.test_attention import spec
 
@@ -33,7 +22,7 @@ CPU = torch.device("cpu")
 @torch.no_grad()
 def test_norms() -> None:
     rows = noise(5, 48) * 3 + 1
-    rms = Qwen2RMSNorm(48, eps=1e-5)
+    rms = peers.Qwen2RMSNorm(48, eps=1e-5)
     layer = nn.LayerNorm(48, eps=1e-5)
     for ours, theirs in ((RmsNorm(48, eps=1e-5), rms), (LayerNorm(48, eps=1e-5), layer)):
         randomise(theirs)
@@ -50,9 +39,9 @@ def test_gated_mlp(family: str, activation: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96}
     module: Any
     if family == "gemma":
-        module = GemmaMLP(GemmaConfig(**sizes, hidden_act=activation))
+        module = peers.GemmaMLP(peers.GemmaConfig(**sizes, hidden_act=activation))
     else:
-        module = Qwen2MLP(Qwen2Config(**sizes, hidden_act=activation))
+        module = peers.Qwen2MLP(peers.Qwen2Config(**sizes, hidden_act=activation))
     randomise(module)
     block = GatedMlp(spec(activation=activation))
     copy(block, module)
@@ -66,9 +55,12 @@ def test_mlp_without_a_gate(family: str, activation: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96, "hidden_act": activation}
     module: Any
     if family == "siglip":
-        module, names = SiglipMLP(SiglipVisionConfig(**sizes)), ("fc1", "fc2")
+        module, names = peers.SiglipMLP(peers.SiglipVisionConfig(**sizes)), ("fc1", "fc2")
     else:
-        module, names = Qwen3VLVisionMLP(Qwen3VLVisionConfig(**sizes)), ("linear_fc1", "linear_fc2")
+        module, names = (
+            peers.Qwen3VLVisionMLP(peers.Qwen3VLVisionConfig(**sizes)),
+            ("linear_fc1", "linear_fc2"),
+        )
     randomise(module)
     block = Mlp(spec(activation=activation, gated=False, mlp_bias=True))
     copy(block, module, {"up_proj": names[:1], "down_proj": names[1:]})
@@ -115,8 +107,8 @@ def test_patches_of_tiles_are_a_convolution(bias: bool) -> None:
 @pytest.mark.parametrize("frames", [1, 2])
 @torch.no_grad()
 def test_patches_in_frames_are_those_of_qwen3_vl(frames: int) -> None:
-    config = Qwen3VLVisionConfig(hidden_size=48, patch_size=4, temporal_patch_size=2)
-    module = Qwen3VLVisionPatchEmbed(config)
+    config = peers.Qwen3VLVisionConfig(hidden_size=48, patch_size=4, temporal_patch_size=2)
+    module = peers.Qwen3VLVisionPatchEmbed(config)
     randomise(module)
     block = PatchEmbedding(channels=3, area=2 * 16, hidden=48, bias=True, patch=4)
     copy(block, module, {"projection": ("proj",)})
@@ -134,8 +126,8 @@ def test_patches_in_frames_are_those_of_qwen3_vl(frames: int) -> None:
 @pytest.mark.parametrize("norm_joined", [False, True])
 @torch.no_grad()
 def test_mergers_are_those_of_qwen3_vl(norm_joined: bool) -> None:
-    config = Qwen3VLVisionConfig(hidden_size=24, out_hidden_size=32, spatial_merge_size=2)
-    module = Qwen3VLVisionPatchMerger(config, use_postshuffle_norm=norm_joined)
+    config = peers.Qwen3VLVisionConfig(hidden_size=24, out_hidden_size=32, spatial_merge_size=2)
+    module = peers.Qwen3VLVisionPatchMerger(config, use_postshuffle_norm=norm_joined)
     randomise(module)
     block = Merger(width=24, join=4, inner=96, out=32, eps=1e-6, norm_joined=norm_joined)
     copy(block, module, {"linear_1": ("linear_fc1",), "linear_2": ("linear_fc2",)})
@@ -145,7 +137,7 @@ def test_mergers_are_those_of_qwen3_vl(norm_joined: bool) -> None:
 
 @torch.no_grad()
 def test_a_merger_with_rms_norm_is_that_of_qwen2_5_vl() -> None:
-    module = Qwen2_5_VLPatchMerger(dim=32, context_dim=24, spatial_merge_size=2)
+    module = peers.Qwen2_5_VLPatchMerger(dim=32, context_dim=24, spatial_merge_size=2)
     randomise(module)
     block = Merger(width=24, join=4, inner=96, out=32, eps=1e-6, kind="rms")
     copy(block, module, {"norm": ("ln_q",), "linear_1": ("mlp.0",), "linear_2": ("mlp.2",)})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import BertConfig
-from transformers.models.bert.modeling_bert import BertModel
 
 from tessera.checkpoint.loading import stored_names
 from tessera.models.encoder.config import Names
@@ -14,6 +12,7 @@ from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows
 from tessera.nn.layer import Block, LayerNorm
 from tessera.nn.loading import SOURCES
 from tessera.nn.spec import EncoderSpec, HeadSpec, LayerSpec
+from tests.nn import peers
 from tests.nn.copying import randomise
 from tests.nn.test_forms import InPlace, Pending
 
@@ -60,7 +59,7 @@ def tower(form: Form, **more: object) -> EncoderTower:
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 @torch.no_grad()
 def test_it_is_that_of_bert(activation: str) -> None:
-    config = BertConfig(
+    config = peers.BertConfig(
         vocab_size=100,
         hidden_size=48,
         num_hidden_layers=LAYERS,
@@ -69,7 +68,7 @@ def test_it_is_that_of_bert(activation: str) -> None:
         hidden_act=activation,
         max_position_embeddings=16,
     )
-    reference = BertModel(config, add_pooling_layer=False).eval()
+    reference = peers.BertModel(config, add_pooling_layer=False).eval()
     randomise(reference)
     named = Names(LAYERS, ("bert.",), {})
     stored = {named(name): value for name, value in reference.state_dict().items()}

@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
-from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from tessera.nn.rotary import Rotary, attention_factor, inverse_frequencies, rotate
 from tessera.nn.spec import RopeSpec
+from tests.nn import peers
 from tests.nn.copying import noise
 
 CPU = torch.device("cpu")
@@ -84,14 +77,14 @@ SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SCALED)
 def test_scaling_is_that_of_transformers(name: str, head_dim: int, theta: float) -> None:
     theirs, ours = SCALED[name]
-    config = LlamaConfig(
+    config = peers.LlamaConfig(
         head_dim=head_dim,
         hidden_size=4 * head_dim,
         num_attention_heads=4,
         rope_parameters={**theirs, "rope_theta": theta},
         max_position_embeddings=131072,
     )
-    expected, factor = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config)
+    expected, factor = peers.ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config)
     spec = RopeSpec(theta=theta, rope_type=theirs["rope_type"], **ours)
     found = inverse_frequencies(spec, head_dim)
     assert found.dtype == torch.float32
@@ -111,7 +104,7 @@ def test_rotation_is_that_of_transformers() -> None:
     positions = torch.randint(0, 10_000, (1, 50), dtype=torch.int32)
     spec = RopeSpec(theta=500000.0)
     angles = (positions[0].float()[:, None] * inverse_frequencies(spec, 8)).repeat(1, 2)
-    expected, _ = apply_rotary_pos_emb(heads, heads, angles.cos(), angles.sin())
+    expected, _ = peers.apply_rotary_pos_emb(heads, heads, angles.cos(), angles.sin())
     rotation = Rotary.of(spec, 8, CPU)(positions)
     found = rotate(heads, rotation.cosines, rotation.sines)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -128,9 +121,9 @@ def test_heads_of_a_small_type_are_rotated_exactly() -> None:
 @pytest.mark.parametrize(("head_dim", "sections"), [(128, (24, 20, 20)), (16, (4, 2, 2)), (20, (4, 3, 3))])
 def test_interleaved_sections_are_those_of_qwen3_vl(head_dim: int, sections: tuple[int, ...]) -> None:
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": list(sections)}
-    config = Qwen3VLTextConfig(hidden_size=64, head_dim=head_dim, rope_parameters=rope)
+    config = peers.Qwen3VLTextConfig(hidden_size=64, head_dim=head_dim, rope_parameters=rope)
     positions = torch.randint(0, 3000, (3, 40), dtype=torch.int32)
-    cosines, sines = Qwen3VLTextRotaryEmbedding(config)(torch.zeros(1), positions[:, None])
+    cosines, sines = peers.Qwen3VLTextRotaryEmbedding(config)(torch.zeros(1), positions[:, None])
     spec = RopeSpec(theta=5e6, sections=sections, interleaved=True)
     found = Rotary.of(spec, head_dim, CPU)(positions)
     torch.testing.assert_close(found.cosines[:, 0], cosines[0, :, : head_dim // 2])
@@ -147,9 +140,9 @@ def test_angles_of_a_token_lie_side_by_side() -> None:
 
 def test_chunked_sections_are_those_of_qwen2_5_vl() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
-    config = Qwen2_5_VLTextConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
+    config = peers.Qwen2_5_VLTextConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
     positions = torch.randint(0, 3000, (3, 40), dtype=torch.int32)
-    rotary: Any = Qwen2_5_VLRotaryEmbedding
+    rotary: Any = peers.Qwen2_5_VLRotaryEmbedding
     cosines, sines = rotary(config)(torch.zeros(1), positions[:, None])
     found = Rotary.of(RopeSpec(theta=1e6, sections=(16, 24, 24)), 128, CPU)(positions)
     torch.testing.assert_close(found.cosines[:, 0], cosines.view(40, -1)[:, :64])
@@ -161,6 +154,6 @@ def test_llama_4_query_scaling_is_that_of_ministral3() -> None:
     spec = RopeSpec(theta=1e4, original_max_positions=16, query_beta=0.1)
     rotation = Rotary.of(spec, 8, CPU)(positions)
     queries = noise(7, 2, 8)
-    expected = get_llama_4_attn_scale(positions, 0.1, 16)[0, 0][:, None]
+    expected = peers.get_llama_4_attn_scale(positions, 0.1, 16)[0, 0][:, None]
     torch.testing.assert_close(rotation.scaled(queries), queries * expected)
     assert (expected != 1).any()

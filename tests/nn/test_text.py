@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import Qwen3Config, Qwen3Model
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from tessera.nn.forms.plain import Residual
 from tessera.nn.sequences import Packed
 from tessera.nn.spec import HeadSpec, RopeSpec, TextSpec
 from tessera.nn.text import Head, TextTower, answer
+from tests.nn import peers
 from tests.nn.copying import copy, noise, randomise
 from tests.nn.test_attention import BOUNDS, CPU, LENGTHS, POSITIONS, spec
 
@@ -48,11 +46,11 @@ def tower(module: nn.Module, **changes: Any) -> TextTower:
 
 
 @pytest.fixture(scope="module")
-def qwen3() -> Qwen3Model:
+def qwen3() -> peers.Qwen3Model:
     rope = {"rope_type": "default", "rope_theta": 1e6}
-    config = Qwen3Config(**SIZES, rope_parameters=rope)
+    config = peers.Qwen3Config(**SIZES, rope_parameters=rope)
     config._attn_implementation = "eager"
-    module = Qwen3Model(config)
+    module = peers.Qwen3Model(config)
     module.eval()
     randomise(module)
     return module
@@ -60,7 +58,7 @@ def qwen3() -> Qwen3Model:
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "first", "none"])
 @torch.no_grad()
-def test_causal_tower(qwen3: Qwen3Model, pooling: str) -> None:
+def test_causal_tower(qwen3: peers.Qwen3Model, pooling: str) -> None:
     states = [qwen3(part[None].long()).last_hidden_state[0] for part in IDS.split(LENGTHS)]
     reduce = {
         "last": lambda state: state[-1:],
@@ -74,7 +72,7 @@ def test_causal_tower(qwen3: Qwen3Model, pooling: str) -> None:
 
 
 @torch.no_grad()
-def test_the_parts_are_the_whole_and_overwrite_no_weights(qwen3: Qwen3Model) -> None:
+def test_the_parts_are_the_whole_and_overwrite_no_weights(qwen3: peers.Qwen3Model) -> None:
     module = tower(qwen3)
     embedded = module.embed(IDS, *NO_ROWS)
     assert len(embedded) == 1
@@ -83,7 +81,7 @@ def test_the_parts_are_the_whole_and_overwrite_no_weights(qwen3: Qwen3Model) -> 
 
 
 @torch.no_grad()
-def test_without_the_final_norm(qwen3: Qwen3Model) -> None:
+def test_without_the_final_norm(qwen3: peers.Qwen3Model) -> None:
     module = tower(qwen3)
     sequences = Packed(BOUNDS, LENGTHS)
     normed = module.encode(module.embed(IDS, *NO_ROWS), POSITIONS, sequences)
@@ -97,9 +95,9 @@ def test_without_the_final_norm(qwen3: Qwen3Model) -> None:
 @torch.no_grad()
 def test_rows_of_earlier_layers_are_added_behind_them() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
-    config = Qwen3VLTextConfig(**SIZES, rope_parameters=rope)
+    config = peers.Qwen3VLTextConfig(**SIZES, rope_parameters=rope)
     config._attn_implementation = "eager"
-    reference = Qwen3VLTextModel(config).eval()
+    reference = peers.Qwen3VLTextModel(config).eval()
     randomise(reference)
     sections = RopeSpec(theta=1e6, sections=(4, 2, 2), interleaved=True)
     module = tower(reference, rope=sections, levels=2, pooling="none")

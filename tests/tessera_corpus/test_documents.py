@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -13,14 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import msgspec
 import numpy as np
 import pypdfium2
 import pytest
 from benchmarks.proc import children
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
 from PIL import Image
 
 from tessera import imaging
@@ -31,8 +29,6 @@ from tessera_corpus.pdf import PdfMode, PictureFormat
 from tests.tessera_corpus.pdf_files import endless, image, line, pdf
 
 pytestmark = pytest.mark.confines
-
-matplotlib.use("agg")
 
 BASE = DocumentSettings(processes=2, seconds=60.0, max_pages=3000, max_pixels=4_000_000)
 
@@ -113,7 +109,14 @@ def plainly(data: bytes, page: int, dpi: int = 150) -> np.ndarray:
         return np.asarray(document[page - 1].render(scale=dpi / 72).to_pil().convert("RGB"))
 
 
+@functools.cache
 def figures(count: int) -> bytes:
+    # A second, in the processes alone that need it and not in each that collects the tests.
+    import matplotlib
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
+    matplotlib.use("agg")
     file = io.BytesIO()
     with PdfPages(file) as out:
         for number in range(count):
@@ -150,8 +153,9 @@ FILES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("data", [*FILES.values(), figures(2), scanned()], ids=[*FILES, "figures", "scanned"])
-def test_a_page_has_the_pixels_that_pdfium_draws(drawing: Drawing, both: Drawing, data: bytes) -> None:
+@pytest.mark.parametrize("name", [*FILES, "figures", "scanned"])
+def test_a_page_has_the_pixels_that_pdfium_draws(drawing: Drawing, both: Drawing, name: str) -> None:
+    data = figures(2) if name == "figures" else scanned() if name == "scanned" else FILES[name]
     pictures, pages = drawing.rows(data), both.rows(data)
     for number, (picture, page) in enumerate(zip(pictures, pages, strict=True), 1):
         expected = plainly(data, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import json
@@ -140,6 +141,7 @@ def test_pixels_are_those_of_a_thread(checkpoint: Path, photos: dict[str, bytes]
         processes.close()
 
 
+@functools.cache
 def in_every_format() -> dict[str, bytes]:
     """Pictures that take different ways through Pillow, some large enough for threads, tables or tiles."""
     random = np.random.default_rng(1)
@@ -177,9 +179,6 @@ def in_every_format() -> dict[str, bytes]:
     return found
 
 
-PICTURES = in_every_format()
-
-
 def outcome(decoder: ThreadDecoder | ProcessDecoder, data: bytes) -> Pixels | RequestError:
     # Warnings are errors in tests, and not in decoding processes.
     with warnings.catch_warnings():
@@ -202,7 +201,7 @@ def test_a_confined_decoder_decodes_every_format(family: str, tmp_path: Path) ->
     processes = ProcessDecoder(tmp_path, {}, model.vision, limits, count=1)
     threads = ThreadDecoder(model, max_pixels=MAX_PIXELS)
     try:
-        for name, data in PICTURES.items():
+        for name, data in in_every_format().items():
             for file in (data, data[: len(data) * 2 // 3]):
                 expected, found = outcome(threads, file), outcome(processes, file)
                 assert type(found) is type(expected), (name, expected, found)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Role, Truncate
@@ -63,6 +62,8 @@ def test_tokens_equal_the_reference(
 
 
 def test_tokens_equal_those_of_transformers(model: LlamaNemotronVL, path: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(str(path))
     for text in TEXTS:
         assert prompt(model, text, role=Role.QUERY).tokens.tolist() == tokenizer(f"query: {text}").input_ids

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import pytest
 
@@ -94,6 +93,9 @@ def test_a_program_opens_the_parts(tmp_path: Path, program: str, dtype: str, tok
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_lancedb_opens_and_searches_the_table(tmp_path: Path, dtype: str) -> None:
     folder, rows = output(tmp_path, dtype, tokens=False, format="lance"), wanted(dtype, tokens=False)
+    # 4 s of processor time, in this process alone and not in each that collects the tests.
+    import lancedb
+
     table = lancedb.connect(folder.parent).open_table("vectors")
     assert table.count_rows() == len(rows)
     (best,) = table.search(rows["id-7"]).limit(1).to_list()
