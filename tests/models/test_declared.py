@@ -358,7 +358,7 @@ def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> N
             "1_Pooling/config.json: pooling_mode 'mean': a score of qwen3_rerank is of the last token",
         ),
         ((MEAN,), {"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case is true"),
-        ((MEAN,), {"adapter_config": {"peft_type": "LORA"}}, "adapter_config.json: peft_type"),
+        ((MEAN,), {"adapter_config": {"peft_type": "IA3"}}, "adapter_config.json: peft_type is 'IA3'"),
     ],
 )
 def test_what_is_declared_and_not_done_is_refused_before_weights_are_read(

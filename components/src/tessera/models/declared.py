@@ -86,8 +86,6 @@ def declared_text(
     Raises ``CheckpointError`` for what the family does not do, and for sizes that do not fit.
     """
     check_task(declared, kind, family=family)
-    if declared.adapter is not None:
-        raise CheckpointError(f"{declared.adapter}: peft_type: adapters are not read by family {family}")
     if declared.lower_case and not lower_case:
         file = declared.directory / TRANSFORMER_FILES[0]
         raise CheckpointError(f"{file}: do_lower_case is true, which family {family} does not do")
