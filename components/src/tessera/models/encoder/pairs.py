@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import Section
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt
@@ -36,7 +37,7 @@ class CrossEncoder(EncoderModel):
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True))
-        self._open(config, text, options)
+        self._open(config, text, read_declared(path), options)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
         chosen = options.activation
