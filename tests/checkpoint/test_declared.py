@@ -303,5 +303,6 @@ def test_a_reranker_of_logits_names_its_tokens(tmp_path: Path) -> None:
 def test_an_adapter_is_noticed(tmp_path: Path) -> None:
     write(tmp_path, "adapter_config.json", {"peft_type": "LORA"})
     declared = read_declared(tmp_path)
-    assert declared.adapter == tmp_path / "adapter_config.json"
+    assert declared.adapter is not None
+    assert declared.adapter.weights == tmp_path / "adapter_model.safetensors"
     assert declared.files == ("adapter_config.json",)

@@ -7,14 +7,23 @@ import os
 import subprocess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from tests.clients.conftest import ClosedService
 from tests.e2e.service import ROOT
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_CLIENTS_SECONDS", "240"))
+
+
+class Answering(Protocol):
+    """A running service, and a key that opens it."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
 
 
 def clients_environment(name: str) -> Path:
@@ -40,7 +49,7 @@ def clients_environment(name: str) -> Path:
 
 
 def answers_of(
-    environment: str, script: ModuleType, service: ClosedService, model: str, query: str, texts: list[str]
+    environment: str, script: ModuleType, service: Answering, model: str, query: str, texts: list[str]
 ) -> dict[str, Any]:
     """What each of the ``CLIENTS`` of ``script`` answers in an environment, or the text of its error."""
     python = clients_environment(environment) / "bin" / "python"

@@ -43,6 +43,7 @@ WANTED = {
         *(("a red flower", False, "query"), ("a meadow", False, "none"), ("a river", False, "none")),
     ],
     "Infinity": [(None, True, "passage")],
+    "sentence-transformers": [("a red flower", False, "query")],
     "Jina": [("a red flower", False, "query")],
     "Cohere": [("a red flower", True, "passage")],
     "Voyage": [("a red flower", True, "passage"), ("a red flower", False, "query")],
@@ -181,7 +182,10 @@ class Asked:
     def own(self, text: str) -> str:
         """The page's names, keys and widths as this service has them."""
         text = re.sub(
-            r"(?:nvidia/llama-nemotron-(?:embed-vl|rerank)-1b-v2|Qwen/Qwen3-VL-Embedding-2B)\b", MODEL, text
+            r"(?:nvidia/llama-nemotron-(?:embed-vl|rerank)-1b-v2|Qwen/Qwen3-VL-Embedding-2B"
+            r"|sentence-transformers/all-MiniLM-L6-v2)\b",
+            MODEL,
+            text,
         )
         text = text.replace('"dimensions": 512', '"dimensions": 64')
         text = text.replace("NVIDIA/llama-nemotron-embed-vl-1b-V2", MODEL.upper())

@@ -70,6 +70,11 @@ def projected(states: torch.Tensor) -> torch.Tensor:
     return product(PROJECTION, states.mean(0))
 
 
+def weighted(states: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(1.0, len(states) + 1)[:, None]
+    return (states * places).sum(0) / places.sum()
+
+
 def twice(states: torch.Tensor) -> torch.Tensor:
     return functional.gelu(product(SECOND, torch.tanh(product(TANH, states.mean(0)))))
 
@@ -104,6 +109,22 @@ DECLARED: dict[str, tuple[tuple[Module, ...], Finish]] = {
     "mean before cls": (
         (Module("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": ["mean", "cls"]}),),
         lambda states: torch.cat([states.mean(0), states[0]]),
+    ),
+    "max": ((old(max_tokens=True), NORMALIZE), lambda states: states.amax(0)),
+    "sums over the root of the length, behind a product": (
+        (old(mean_sqrt_len_tokens=True), TANH),
+        lambda states: torch.tanh(product(TANH, states.sum(0) / len(states) ** 0.5)),
+    ),
+    "weighted mean": ((old(weightedmean_tokens=True),), weighted),
+    "all in their order": (
+        (old(lasttoken=True, weightedmean_tokens=True, mean_tokens=True, max_tokens=True, cls_token=True),),
+        lambda states: torch.cat(
+            [states[0], states.amax(0), states.mean(0), weighted(states), states[-1]],
+        ),
+    ),
+    "max behind the weighted mean": (
+        (Module("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": ["weightedmean", "max"]}),),
+        lambda states: torch.cat([weighted(states), states.amax(0)]),
     ),
     "dense": ((MEAN, PROJECTION, NORMALIZE), projected),
     "two dense, of which the first has no activation": ((MEAN, TANH, SECOND, NORMALIZE), twice),
@@ -348,7 +369,6 @@ def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("modules", "files", "complaint"),
     [
-        ((old(max_tokens=True),), {}, "1_Pooling/config.json: pooling_mode 'max' is none of"),
         ((Module("Pooling", {"embedding_dimension": 64}),), {}, "embedding_dimension is 64, and tokens have"),
         ((MEAN, dense(64, 16)), {}, "2_Dense/config.json: in_features is 64, and the row has 128"),
         ((MEAN, layer_norm(64)), {}, "2_LayerNorm/config.json: dimension is 64, and the row has 128"),
@@ -358,7 +378,7 @@ def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> N
             "1_Pooling/config.json: pooling_mode 'mean': a score of qwen3_rerank is of the last token",
         ),
         ((MEAN,), {"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case is true"),
-        ((MEAN,), {"adapter_config": {"peft_type": "LORA"}}, "adapter_config.json: peft_type"),
+        ((MEAN,), {"adapter_config": {"peft_type": "IA3"}}, "adapter_config.json: peft_type is 'IA3'"),
     ],
 )
 def test_what_is_declared_and_not_done_is_refused_before_weights_are_read(

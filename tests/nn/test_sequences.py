@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn.functional import pad
 
-from tessera.nn.sequences import Equal, Masked, Packed, Padded, Sequences, pool
+from tessera.nn.sequences import Equal, Kept, Masked, Packed, Padded, Sequences, pool
 from tessera.nn.spec import Pooling
 from tests.nn.copying import noise
 
@@ -77,7 +78,17 @@ def test_attends_within_each_sequence(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "first", "none"])
+REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda part: part.mean(0),
+    "last": lambda part: part[-1],
+    "first": lambda part: part[0],
+    "max": lambda part: part.amax(0),
+    "mean_sqrt_len": lambda part: part.sum(0) / len(part) ** 0.5,
+    "weighted_mean": lambda part: sum(at * row for at, row in enumerate(part, 1)) / sum(range(len(part) + 1)),
+}
+
+
+@pytest.mark.parametrize("pooling", [*REDUCED, "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("lengths", "layout"), cases([[1, 4, 2, 9], [5, 5]]), ids=str)
 def test_each_sequence_is_pooled_in_float32(
@@ -90,17 +101,12 @@ def test_each_sequence_is_pooled_in_float32(
         spread = torch.full((sequences.mask.numel(), 6), torch.nan, dtype=dtype)
         spread[rows] = hidden
     parts = [part.float() for part in hidden.split(lengths)]
-    reduce = {
-        "mean": lambda part: part.mean(0),
-        "last": lambda part: part[-1],
-        "first": lambda part: part[0],
-    }
     found = pool(spread, sequences, pooling)
     assert found.dtype == torch.float32
     if pooling == "none":
         assert torch.equal(found[rows], hidden.float())
         return
-    torch.testing.assert_close(found, torch.stack([reduce[pooling](part) for part in parts]))
+    torch.testing.assert_close(found, torch.stack([REDUCED[pooling](part) for part in parts]))
 
 
 def test_long_sequences_keep_their_precision() -> None:
@@ -116,7 +122,7 @@ def test_a_sequence_that_is_no_number_spoils_its_own_mean_alone() -> None:
     assert found.isnan().any(1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "first"])
+@pytest.mark.parametrize("pooling", REDUCED)
 def test_rows_behind_the_last_sequence_change_nothing(pooling: Pooling) -> None:
     hidden = noise(7, 3)
     sequences = Packed(bounds_of([4, 3]), [4, 3])
@@ -124,9 +130,33 @@ def test_rows_behind_the_last_sequence_change_nothing(pooling: Pooling) -> None:
     torch.testing.assert_close(pool(more, sequences, pooling), pool(hidden, sequences, pooling))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "first"])
+@pytest.mark.parametrize("pooling", REDUCED)
 def test_empty_sequences_behind_the_last_row_change_nothing(pooling: Pooling) -> None:
     # A CUDA graph has room for more sequences than a batch that fills it.
     hidden = noise(7, 3)
     found = pool(hidden, Packed(bounds_of([4, 3, 0, 0]), [4, 3, 0, 0]), pooling)
     torch.testing.assert_close(found[:2], pool(hidden, Packed(bounds_of([4, 3]), [4, 3]), pooling))
+
+
+@pytest.mark.parametrize("pooling", REDUCED)
+def test_rows_that_are_left_out_change_nothing(pooling: Pooling) -> None:
+    """Also beside rows of no sequence and empty sequences, for which a CUDA graph has room."""
+    lengths, skipped = [4, 3, 6], [2, 0, 5]
+    hidden = noise(13, 3)
+    parts, found = hidden.split(lengths), []
+    for more, empty in ((0, 0), (5, 0), (0, 2), (3, 2)):
+        bounds = torch.cat((bounds_of(lengths), torch.full((empty,), 13))).to(torch.int32)
+        left_out = torch.tensor(skipped).repeat_interleave(torch.tensor(lengths)).to(torch.int32)
+        sequences = Kept(bounds, pad(left_out, (0, more), value=99))
+        found.append(pool(pad(hidden, (0, 0, 0, more), value=torch.nan), sequences, pooling)[:3])
+    if pooling == "weighted_mean":
+        # A row counts as often as its place in the whole sequence says.
+        weights = [torch.arange(1.0, length + 1)[:, None] for length in lengths]
+        expected = [
+            ((part * weight)[first:].sum(0) / weight[first:].sum())
+            for part, weight, first in zip(parts, weights, skipped, strict=True)
+        ]
+    else:
+        expected = [REDUCED[pooling](part[first:]) for part, first in zip(parts, skipped, strict=True)]
+    for rows in found:
+        torch.testing.assert_close(rows, torch.stack(expected))

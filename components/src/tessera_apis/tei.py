@@ -361,7 +361,7 @@ def _model_type(output: Output) -> JsonObject:
     if output.kind is OutputKind.SCORE:
         return {"reranker": {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}}
     pooling: Pooling | None = "none" if output.kind is OutputKind.TOKENS else output.pooling
-    return {"embedding": {"pooling": pooling and _POOLINGS[pooling]}}
+    return {"embedding": {"pooling": pooling and _POOLINGS.get(pooling)}}
 
 
 def _info(service: Service) -> JsonObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from torch import nn
 
 from tessera.models import open_model
-from tessera.models.base import Model
+from tessera.models.base import Model, Role
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, TINY, EncoderSpec
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
+from tests.models.declaring import Module, declare
 from tests.models.running import Given, batch_of, cosines, vectors
 from tests.references.encoder import EncoderReference
 
@@ -155,3 +157,38 @@ def test_a_mistake_fails_the_bar(
     line = f"{mistake.__name__.replace('_', ' '):40}1 - worst cosine {1 - cosine:.2e}"
     record_property("parity of encoders with references that make one mistake", line)
     assert cosine < BARS["float32"], line
+
+
+SENTENCES = ["river", "the bridge by the old temple", "a market in the light " * 9, "été naïve 東京"]
+MODES = ["mean", "max", "weightedmean", "mean_sqrt_len_tokens", ["cls", "mean"]]
+PROMPTS = {"query": "query: ", "document": "passage: the ", "long": "query: what is "}
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2")
+@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_prompts_that_are_left_out_of_pooling(
+    spec: EncoderSpec, mode: str | list[str], written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    config = {"embedding_dimension": spec.hidden, "pooling_mode": mode, "include_prompt": False}
+    path = declare(
+        written(spec),
+        tmp_path / "declared",
+        Module("Pooling", config),
+        config_sentence_transformers={"prompts": PROMPTS},
+    )
+    reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
+    text = model.load_text(dtype="float32", device="cpu")
+    given, expected = [], []
+    for role, encode in ((Role.QUERY, reference.encode_query), (Role.PASSAGE, reference.encode_document)):
+        given += [Given(parts=(sentence,), role=role) for sentence in SENTENCES]
+        expected.append(encode(SENTENCES, batch_size=1))
+    given += [Given(parts=(sentence,)) for sentence in SENTENCES]
+    expected.append(reference.encode(SENTENCES, batch_size=1))
+    given += [Given(parts=(PROMPTS["long"] + sentence,)) for sentence in SENTENCES]
+    expected.append(reference.encode(SENTENCES, prompt_name="long", batch_size=1))
+    found = vectors(model, text, batch_of(model, None, given))
+    assert cosines(found, np.concatenate(expected)).min() >= BARS["float32"]
+    assert model.positions(np.zeros(1, np.int32), ()).shape == (3, 1)

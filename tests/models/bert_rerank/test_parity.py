@@ -137,6 +137,7 @@ def test_a_pair_that_is_too_long(written: WriteCheckpoint, name: str) -> None:
     whole, last = tokens(model, "river", WORDS), tokens(model, "river", "river")[-1]
     head = len(tokens(model, "river", "river")) - 2
     most = head + 5 + 1
+    # The query has fewer tokens than half of what there is room for.
     assert tokens(model, "river", WORDS, tokens=most, truncate=Truncate.END) == [*whole[: head + 5], last]
     start = tokens(model, "river", WORDS, tokens=most, truncate=Truncate.START)
     assert start == [*whole[:head], *whole[-6:]]
@@ -149,6 +150,23 @@ def test_a_pair_that_is_too_long(written: WriteCheckpoint, name: str) -> None:
     assert len(bounded[0].tokens) == head - 1 + 3 + 4 + 1
     with pytest.raises(InvalidInput, match=r"query takes .* no room for a document within the limit of 4"):
         prompts(model, "river", "a", tokens=4, truncate=Truncate.END)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_longer_side_is_cut_as_the_tokenizer_cuts_it(written: WriteCheckpoint, name: str) -> None:
+    path = written(SPECS[name])
+    model, reference = opened(path), CrossReference(path)
+    sides = ["a", "river bridge", WORDS, WORDS * 2]
+    for direction, truncate in (("right", Truncate.END), ("left", Truncate.START)):
+        for limit in (7, 8, 12, 13, 21, 40):
+            reference.tokenizer.enable_truncation(limit, strategy="longest_first", direction=direction)
+            for query in sides:
+                given = prompts(model, query, *sides, tokens=limit, truncate=truncate)
+                for document, prompt in zip(sides, given, strict=True):
+                    assert isinstance(prompt, Prompt)
+                    assert prompt.tokens.tolist() == reference.pair_tokens(query, document)
+                    whole = tokens(model, query, document)
+                    assert prompt.truncated == (len(whole) > limit)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
+from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
@@ -26,7 +27,6 @@ TRANSFORMER_FILES: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-ADAPTER_FILE: Final = "adapter_config.json"
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "tanh", "sigmoid", "relu", "gelu", "silu"]
@@ -128,7 +128,7 @@ class Declared:
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
-    a head has. ``adapter`` is PEFT's file. ``files`` are all that were read, and those that hold modules'
+    a head has. ``adapter`` is PEFT's. ``files`` are all that were read, and those that hold modules'
     weights, by their place in the directory.
     """
 
@@ -150,7 +150,7 @@ class Declared:
     logit_score: LogitScore | None = None
     truncate_dim: int | None = None
     similarity: str | None = None
-    adapter: Path | None = None
+    adapter: Adapter | None = None
     files: tuple[str, ...] = ()
 
     @property
@@ -185,7 +185,7 @@ def read_declared(directory: Path) -> Declared:
     """Read the files of ``directory``, which are all optional.
 
     Raises ``CheckpointError`` naming file and key for a value of another type, for a module that is not
-    served or from another package, and for a path outside the directory.
+    served or from another package, for a path outside the directory, and for an adapter that is not done.
     """
     config = Section.read(directory / CONFIG_FILE, optional=True)
     general = Section.read(directory / PROMPTS_FILE, optional=True)
@@ -196,7 +196,6 @@ def read_declared(directory: Path) -> Declared:
     # The reference reads prompts beside modules.json alone.
     beside = general if modules.names else Section(path=general.path, values={})
     prompts, default = _prompts(beside)
-    adapter = directory / ADAPTER_FILE
     labels = _labels(config)
     task, task_key = _task(config, general, transformer, modules)
     return Declared(
@@ -222,7 +221,7 @@ def read_declared(directory: Path) -> Declared:
             if beside.has("similarity_fn_name")
             else None
         ),
-        adapter=adapter if adapter.exists() else None,
+        adapter=Adapter.read(directory),
         files=_files(directory, modules, general),
     )
 

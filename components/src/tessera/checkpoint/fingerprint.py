@@ -9,6 +9,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from tessera.checkpoint.adapter import ADAPTER_WEIGHTS
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import weight_files
 
@@ -16,7 +17,7 @@ _CHUNK: Final = 1024
 
 
 def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> str:
-    """32 hexadecimal digits over ``revision``, ``files`` and a sample of the weights.
+    """32 hexadecimal digits over ``revision``, ``files`` and a sample of the weights, and an adapter's.
 
     ``revision`` is the family's name and a number that is raised by hand whenever preprocessing, prompts or
     the forward pass change what they compute. ``files`` are the names of the configuration, processor and
@@ -35,7 +36,10 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
         digest.update(f"{name} {path.exists()} {len(content)} ".encode())
         digest.update(content)
     # Loading complains of what is missing.
-    for file in weight_files(directory, lambda name: False):
+    weights = weight_files(directory, lambda name: False)
+    if (directory / ADAPTER_WEIGHTS).exists():
+        weights.append(WeightFile.read(directory / ADAPTER_WEIGHTS))
+    for file in weights:
         digest.update(f"weights {len(file.header)} ".encode())
         digest.update(file.header)
         for sample in _samples(file):

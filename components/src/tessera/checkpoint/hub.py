@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,9 +51,10 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
 
 import tessera
+from tessera.checkpoint.adapter import ADAPTER_FILE, ADAPTER_WEIGHTS
 from tessera.checkpoint.declared import MODULES_FILE, module_files
 from tessera.checkpoint.progress import Progress, size
-from tessera.checkpoint.source import HubModel, Source, is_commit
+from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
 from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, shards
 from tessera.errors import CheckpointError
 
@@ -146,6 +147,9 @@ class _Fetch:
         )
 
     def _recognise(self, folder: Path) -> None:
+        # Of an adapter it is the base that somebody serves.
+        if is_adapter(folder):
+            return
         try:
             self.recognise(folder)
         except CheckpointError as error:
@@ -158,8 +162,10 @@ class _Fetch:
         ``thoroughly`` looks for every JSON file that the cache has a list of.
         """
         repository, revision = self.model.repository, self.model.revision
-        found = try_to_load_from_cache(repository, _CONFIG, revision=revision)
-        if not isinstance(found, str):
+        first = (_CONFIG, ADAPTER_FILE)
+        cached = (try_to_load_from_cache(repository, name, revision=revision) for name in first)
+        found = next((path for path in cached if isinstance(path, str)), None)
+        if found is None:
             return None
         folder = Path(found).parent
         names: list[str] = []
@@ -167,7 +173,7 @@ class _Fetch:
             with suppress(CachedRepoTreeNotFoundError):
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
         try:
-            weights = [SINGLE_FILE] if (folder / SINGLE_FILE).exists() else shards(folder)
+            weights = self._weights(folder, os.listdir(folder))
             needed = [*weights, *module_files(folder), *filter(_is_json, names)]
         except CheckpointError:
             return None
@@ -190,9 +196,10 @@ class _Fetch:
     def _fetched(self, commit: str) -> Path:
         folder = _folder(self.model.repository) / "snapshots" / commit
         files = self._listed(commit)
-        if _CONFIG not in files:
+        alone = ADAPTER_FILE in files and not any(name in files for name in (SINGLE_FILE, INDEX_FILE))
+        if _CONFIG not in files and not alone:
             raise CheckpointError(f"{self.model}: has no {_CONFIG}, so it is no checkpoint")
-        if not any(name in files for name in (SINGLE_FILE, INDEX_FILE)):
+        if not alone and not any(name in files for name in (SINGLE_FILE, INDEX_FILE)):
             raise CheckpointError(
                 f"{self.model}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
             )
@@ -208,11 +215,13 @@ class _Fetch:
                 return folder
         with _locked(self.model.repository):
             # Before gigabytes: whether anybody serves it.
-            self._download(commit, [files[_CONFIG]])
+            self._download(commit, [files[ADAPTER_FILE if alone else _CONFIG]])
             self._recognise(folder)
             self._download(commit, [files[name] for name in described])
             self._download(commit, self._of_modules(commit, folder))
             weights = self._weights(folder, files)
+            self._download(commit, [files[name] for name in weights if name != ADAPTER_WEIGHTS], said=True)
+            # Whoever has it has all, and can tell it from one that lies alone.
             self._download(commit, [files[name] for name in weights], said=True)
         return folder
 
@@ -256,13 +265,19 @@ class _Fetch:
             raise _Malformed("lists files without sizes")
         return files
 
-    def _weights(self, folder: Path, files: Mapping[str, RepoFile]) -> list[str]:
-        """The names of the weight files that are read, of those that the hub lists."""
-        names = [SINGLE_FILE] if SINGLE_FILE in files else shards(folder)
+    def _weights(self, folder: Path, files: Collection[str]) -> list[str]:
+        """The names of the weight files that are read, of those that the hub lists; an adapter's is last."""
+        adapts = ADAPTER_FILE in files
+        if SINGLE_FILE in files or (adapts and INDEX_FILE not in files):
+            names = [name for name in (SINGLE_FILE,) if name in files]
+        else:
+            names = shards(folder)
+        names += [ADAPTER_WEIGHTS] if adapts else []
         missing = [name for name in names if name not in files]
         if missing or len(names) > _MOST_SHARDS:
             what = f"names {missing[0]}, which the hub does not have" if missing else "names too many files"
-            raise CheckpointError(f"{self.model}: {INDEX_FILE} {what}")
+            named = ADAPTER_FILE if missing == [ADAPTER_WEIGHTS] else INDEX_FILE
+            raise CheckpointError(f"{self.model}: {named} {what}")
         return names
 
     def _download(self, commit: str, files: Sequence[RepoFile], *, said: bool = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from tessera.checkpoint.progress import Progress
-from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.safetensors import LowRank, StoredTensor
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError
 
@@ -99,8 +100,24 @@ class TensorReader:
     def read(self, tensor: StoredTensor, into: torch.Tensor) -> None:
         """Copy all of ``tensor`` into the one-dimensional ``into``, on any device and of any float type.
 
-        Raises ``CheckpointError`` for a file that has changed since its header was read.
+        What an adapter adds is added in float32 before. Raises ``CheckpointError`` for a file that has
+        changed since its header was read.
         """
+        value = self._stored(tensor) if tensor.added is None else self._with_added(tensor, tensor.added)
+        into.copy_(value.reshape(-1))
+
+    def _with_added(self, tensor: StoredTensor, added: LowRank) -> torch.Tensor:
+        whole = self._stored(replace(tensor, first=None)).float()
+        product = self._stored(added.b).float()
+        if added.a is not None:
+            product = product @ self._stored(added.a).float()
+        whole = whole + added.scale * (product.T if added.turned else product)
+        if added.magnitude is not None:
+            lengths = torch.linalg.vector_norm(whole, dim=1)
+            whole = whole * (self._stored(added.magnitude).float() / lengths)[:, None]
+        return whole if tensor.first is None else whole[tensor.first : tensor.first + tensor.shape[0]]
+
+    def _stored(self, tensor: StoredTensor) -> torch.Tensor:
         if self._file is None or self._file[0] != tensor.file or self._mapped > _MAPPED_BYTES:
             # The old mapping ends before the new one begins.
             self._file = None
@@ -108,10 +125,9 @@ class TensorReader:
             self._mapped = 0
         self._mapped += tensor.nbytes
         try:
-            value = self._value(tensor, self._file[1])
+            return self._value(tensor, self._file[1])
         except SafetensorError as error:
             raise CheckpointError(f"{tensor.file}: cannot read tensor {tensor.name!r}: {error}") from error
-        into.copy_(value.view(-1))
 
     @staticmethod
     def _value(tensor: StoredTensor, file: Any) -> torch.Tensor:

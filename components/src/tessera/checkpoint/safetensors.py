@@ -71,6 +71,7 @@ class StoredTensor:
     """Where a tensor's row-major, little-endian bytes lie; ``start`` counts from the file's beginning.
 
     With ``first`` it is a part of the tensor ``name``: so many rows as ``shape`` says, from that one on.
+    ``added`` is what an adapter adds to the whole tensor.
     """
 
     name: str
@@ -80,12 +81,27 @@ class StoredTensor:
     start: int
     nbytes: int
     first: int | None = None
+    added: LowRank | None = None
 
     def row(self, number: int) -> StoredTensor:
         """Return one row of a matrix, ``[1, width]``."""
         nbytes = self.nbytes // self.shape[0]
         start, shape = self.start + number * nbytes, (1, *self.shape[1:])
         return replace(self, shape=shape, start=start, nbytes=nbytes, first=number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """An addition to a tensor: ``scale`` times the product of ``b`` and ``a``, or ``b`` without an ``a``.
+
+    With ``turned`` the product is transposed. ``magnitude`` is the length that each row then gets (DoRA).
+    """
+
+    b: StoredTensor
+    scale: float
+    a: StoredTensor | None = None
+    turned: bool = False
+    magnitude: StoredTensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

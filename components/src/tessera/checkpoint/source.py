@@ -122,6 +122,14 @@ class Source:
         return cls(**(values | {"directory": Path(values["directory"])}))
 
 
+def is_adapter(directory: Path) -> bool:
+    """Whether a directory has an adapter of PEFT, and not the weights that it changes."""
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (directory / "adapter_config.json").exists() and not any(
+        (directory / name).exists() for name in weights
+    )
+
+
 def find(
     model: str,
     revision: str = "",
@@ -132,14 +140,24 @@ def find(
 ) -> Source:
     """The checkpoint that ``model`` names: a directory, or ORG/NAME[@REVISION], downloaded if need be.
 
-    ``known`` is what was found before, by the launcher. ``recognise`` is given a directory with a
-    ``config.json`` before weights are downloaded, and raises ``CheckpointError`` where nobody serves such a
-    model. ``bar`` shows a progress bar instead of lines. Raises ``CheckpointError`` and ``ConfigError``, one
-    line each that says what to do.
+    An adapter that lies alone is joined with its base, which is looked for in the same way. ``known`` is what
+    was found before, by the launcher. ``recognise`` is given a directory with a ``config.json`` before
+    weights are downloaded, and raises ``CheckpointError`` where nobody serves such a model. ``bar`` shows a
+    progress bar instead of lines. Raises ``CheckpointError`` and ``ConfigError``, one line each that says
+    what to do.
     """
+    if known is not None and known.directory == Path(model) and os.path.isdir(model):
+        return known
+    source = _alone(model, revision, recognise, bar)
+    if not is_adapter(source.directory):
+        return source
+    from tessera.checkpoint.adapted import adapted
+
+    return adapted(source, lambda base, at: find(base, at, recognise=recognise, bar=bar))
+
+
+def _alone(model: str, revision: str, recognise: Callable[[Path], object], bar: bool) -> Source:
     if os.path.isdir(model):
-        if known is not None and known.directory == Path(model):
-            return known
         return _of_directory(model, revision)
     if (named := HubModel.named(model, revision)) is None:
         # Whoever opens it says what is missing.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from tessera.checkpoint.adapter import ADAPTER_WEIGHTS, Adapter
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
 from tessera.dtypes import BY_SAFETENSORS, FLOATS
@@ -46,15 +47,19 @@ def weight_files(directory: Path, used: Callable[[str], bool] = lambda name: Tru
 
 
 def weight_sizes(directory: Path) -> dict[str, int]:
-    """The bytes of ``model.safetensors``, or of each shard that the index names, by file name.
+    """The bytes of ``model.safetensors``, or of each shard that the index names, and of an adapter's file.
 
-    Empty without either: families from elsewhere may keep their weights in other files.
+    By file name. Empty without any: families from elsewhere may keep their weights in other files.
     """
     if (directory / SINGLE_FILE).exists():
         names = [SINGLE_FILE]
     else:
         names = shards(directory) if (directory / INDEX_FILE).exists() else []
-    return {name: (directory / name).stat().st_size for name in names if (directory / name).exists()}
+    return {
+        name: (directory / name).stat().st_size
+        for name in (*names, ADAPTER_WEIGHTS)
+        if (directory / name).exists()
+    }
 
 
 def shards(directory: Path) -> list[str]:
@@ -81,8 +86,9 @@ def stored_tensors(
     """The place of every tensor of ``shapes``, by canonical name.
 
     ``canonical`` turns a stored name into a canonical one, or into None for a tensor that the model does not
-    use. Raises ``CheckpointError`` that names tensor and file, with what was expected and what was found, for
-    a tensor that is missing, unknown, there twice, of another shape, or not of a float type.
+    use. An adapter in the directory replaces tensors, or is added to them when they are read. Raises
+    ``CheckpointError`` that names tensor and file, with what was expected and what was found, for a tensor
+    that is missing, unknown, there twice, of another shape, or not of a float type.
     """
     files = weight_files(directory, lambda name: canonical(name) is not None)
     found: dict[str, StoredTensor] = {}
@@ -111,6 +117,8 @@ def stored_tensors(
                 f" found {tensor.dtype.safetensors}"
             )
         found[name] = tensor
+    if (adapter := Adapter.read(directory)) is not None:
+        adapter.merge(found, shapes, canonical)
     for name, shape in shapes.items():
         if name not in found:
             searched = ", ".join(file.path.name for file in files)

@@ -84,8 +84,10 @@ class WantedModel:
         if not isinstance(options, dict):
             raise SettingError(f"{settings.named('model_options')}: is not a JSON object")
         # Else the frontends and workers would say it, each for itself, once they have been started.
-        if os.path.isdir(settings.model_path) and not os.path.exists(
-            os.path.join(settings.model_path, "config.json")
+        if (
+            os.path.isdir(settings.model_path)
+            and not os.path.exists(os.path.join(settings.model_path, "config.json"))
+            and not settings.is_adapter
         ):
             raise SettingError(
                 f"{settings.named('model_path')}: there is no config.json in it, so it is no checkpoint"

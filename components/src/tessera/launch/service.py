@@ -366,19 +366,24 @@ class Service:
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
     def find(self, model: Deployed) -> Steps[None]:
-        """Download a model of a hub for all processes; no encode workers for one that reads text alone.
+        """Download a model of a hub for all processes, and join an adapter with its base.
+
+        There are no encode workers for a model that reads text alone.
 
         Raises ``SettingError`` for what is no model.
         """
         settings = model.settings
         splits = any(kind.role == "encode" and kind.count for kind in model.workers)
-        if os.path.isdir(settings.model_path) and not splits and not settings.model_revision:
+        is_directory = os.path.isdir(settings.model_path)
+        if is_directory and not splits and not settings.model_revision and not settings.is_adapter:
             return
         said = yield from self._ask_what_it_is(settings)
         self._forget_tokens()
         model.source = json.dumps(said["source"])
         model.settings = replace(settings, model_revision="")
-        if not os.path.isdir(settings.model_path):
+        if settings.is_adapter:
+            model.settings = replace(model.settings, model_path=said["source"]["directory"])
+        elif not is_directory:
             # Named as it was asked for; a directory's own name may have spaces, which part names.
             model.settings = replace(
                 model.settings,

@@ -301,6 +301,17 @@ class Shared:
         return self.model_names[0]
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether ``model_path`` is a directory with an adapter, and without the weights that it changes."""
+        if not os.path.exists(os.path.join(self.model_path, "adapter_config.json")):
+            return False
+        from pathlib import Path
+
+        from tessera.checkpoint.source import is_adapter
+
+        return is_adapter(Path(self.model_path))
+
+    @property
     def hub_model(self) -> str | None:
         """The ORG/NAME that ``model_path`` has the form of, if it does; raises ``SettingError``."""
         # Here: what a directory needs no part of takes 10 ms.

@@ -29,7 +29,14 @@ _TASKS: Final[Mapping[OutputKind, Task]] = {
     OutputKind.SCORE: "score",
     OutputKind.TOKENS: "tokens",
 }
-_POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
 
 
 def declared_of(model: Model) -> Declared:
@@ -96,8 +103,6 @@ def declared_text(
     Raises ``CheckpointError`` for what the family does not do, and for sizes that do not fit.
     """
     check_task(declared, kind, family=family)
-    if declared.adapter is not None:
-        raise CheckpointError(f"{declared.adapter}: peft_type: adapters are not read by family {family}")
     if declared.lower_case and not lower_case:
         file = declared.directory / TRANSFORMER_FILES[0]
         raise CheckpointError(f"{file}: do_lower_case is true, which family {family} does not do")
@@ -153,24 +158,22 @@ def role_prompts(declared: Declared, assumed: Mapping[Role, str]) -> dict[Role, 
     return prompts
 
 
+def skipped_prompts(declared: Declared, prompts: Mapping[Role, str]) -> list[str]:
+    """Return the prompts whose tokens pooling leaves out, none where it leaves out none."""
+    if declared.pooling is None or declared.pooling.include_prompt:
+        return []
+    return [prompt for prompt in dict.fromkeys((*prompts.values(), *declared.prompts.values())) if prompt]
+
+
 def check_prompts(declared: Declared, prompts: Mapping[Role, str]) -> None:
     """Raise ``CheckpointError`` for a pooling that leaves out prompts which there are."""
-    pooling = declared.pooling
-    if (
-        pooling is not None
-        and not pooling.include_prompt
-        and any((*prompts.values(), *declared.prompts.values()))
-    ):
-        raise _refusal(pooling.file, "include_prompt is false, and pooling without prompts is not done")
+    if skipped_prompts(declared, prompts) and declared.pooling is not None:
+        raise _refusal(declared.pooling.file, "include_prompt is false, and this family pools prompts, too")
 
 
 def _pooled(text: TextSpec, declared: Declared) -> TextSpec:
     pooling = declared.pooling
     assert pooling is not None
-    if unknown := [mode for mode in pooling.modes if mode not in _POOLINGS]:
-        raise _refusal(
-            pooling.file, f"pooling_mode {unknown[0]!r} is none of {list(_POOLINGS)}, which are done"
-        )
     if pooling.width is not None and pooling.width != text.layer.hidden:
         raise _refusal(
             pooling.file, f"embedding_dimension is {pooling.width}, and tokens have {text.layer.hidden}"

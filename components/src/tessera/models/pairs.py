@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
-from tessera.models.prompts import Fixed, Run, Segment, Tokens, side_text
+from tessera.models.prompts import Fixed, Run, Segment, Tokens, each_prompt, side_text
 from tessera.models.tower import TowerModel
 
 if TYPE_CHECKING:
@@ -65,20 +66,17 @@ class PairTower(TowerModel):
         asked = self._text(replace(query, instruction=None), query_param)
         question = self._bounded(before, asked, limits.query)
         images = self.side_images(query.images, query_param)
-        heads: dict[str, _Head] = {}
-        made: list[Prompt | InvalidInput] = []
-        for document, param in zip(documents, params, strict=True):
-            segments, begin = self.before_pair((*query.images, *document.images))
-            if begin not in heads:
-                text = f"{question}{self.between}"
-                heads[begin] = self._head(begin + before, images, text, limits, query_param)
-            try:
-                made.append(self._pair(segments, heads[begin], document, limits, param))
-            except InvalidInput as error:
-                made.append(error)
-        if question == asked:
-            return made
-        return [replace(each, truncated=True) if isinstance(each, Prompt) else each for each in made]
+        begins = [self.before_pair((*query.images, *document.images)) for document in documents]
+        text = f"{question}{self.between}"
+        heads = {
+            begin: self._head(begin + before, images, text, limits, query_param)
+            for begin in dict.fromkeys(begin for _, begin in begins)
+        }
+        cut = question != asked
+        return each_prompt(
+            partial(self._pair, segments, heads[begin], document, limits, param, cut=cut)
+            for (segments, begin), document, param in zip(begins, documents, params, strict=True)
+        )
 
     def _text(self, side: Content, param: str) -> str:
         return side_text(side, images=self.placeholder is not None, lacking=self.lacking, param=param)
@@ -108,7 +106,14 @@ class PairTower(TowerModel):
         return first, f"{text}{self.before_document}"
 
     def _pair(
-        self, first: list[Segment], head: _Head, document: Content, limits: PairLimits, param: str
+        self,
+        first: list[Segment],
+        head: _Head,
+        document: Content,
+        limits: PairLimits,
+        param: str,
+        *,
+        cut: bool,
     ) -> Prompt:
         segments, before = head
         text = self._text(document, param)
@@ -122,7 +127,7 @@ class PairTower(TowerModel):
             truncate=limits.truncate,
             param=param,
         )
-        return prompt if passage == text else replace(prompt, truncated=True)
+        return replace(prompt, truncated=True) if cut or passage != text else prompt
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ fixed texts and placeholders stay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -76,6 +76,17 @@ def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
     except UnicodeEncodeError as error:
         raise no_text(error, param) from error
     return text
+
+
+def each_prompt(calls: Iterable[Callable[[], Prompt]]) -> list[Prompt | InvalidInput]:
+    """Return what each call makes, or the error that it raises: that of one document is its own."""
+    prompts: list[Prompt | InvalidInput] = []
+    for call in calls:
+        try:
+            prompts.append(call())
+        except InvalidInput as error:
+            prompts.append(error)
+    return prompts
 
 
 def prompt_of_ids(

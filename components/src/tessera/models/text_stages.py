@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TEXT_STAGES = ("text", "embed", "lm", "post")
 _EPSILON = 1e-12
+_POOLINGS: Final = {"mean", "last", "first", "none"}
 _PART: Final = "text."
 
 
@@ -176,6 +177,11 @@ class TextStages:
         Raises ``CheckpointError`` as the loaders do, and ``ConfigError`` for what there is not, before
         anything is read.
         """
+        if self.spec.pooling not in _POOLINGS or set(self.spec.besides) - _POOLINGS:
+            raise ConfigError(
+                f"family {self.model.family}: {self.spec.pooling} is declared as pooling, of which nothing is"
+                " compiled; use engine: torch"
+            )
         if layout == "packed":
             return self._packed()
         self._require_padded()

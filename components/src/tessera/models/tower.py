@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.declared import Dense, LayerNorm, read_declared
+from tessera.checkpoint.declared import Declared, Dense, LayerNorm, read_declared
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
@@ -81,10 +81,14 @@ class TowerModel:
         *,
         max_tokens: int,
         dimensions: frozenset[int],
+        declared: Declared | None = None,
     ) -> None:
-        """Apply what the checkpoint declares, which wins; raises ``CheckpointError`` for what is not done."""
+        """Apply what the checkpoint declares, which wins; raises ``CheckpointError`` for what is not done.
+
+        ``declared`` is that where it has been read.
+        """
         self.path = path
-        self.declared = read_declared(path)
+        self.declared = read_declared(path) if declared is None else declared
         self.text = declared_text(
             text, self.declared, family=self.family, kind=self.kind, lower_case=self.lowers_case
         )

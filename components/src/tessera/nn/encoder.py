@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from tessera.nn.forms.plain import Residual, tensor
-from tessera.nn.sequences import Sequences
+from tessera.nn.sequences import Kept, Sequences
 from tessera.nn.spec import EncoderSpec, HeadSpec
 from tessera.nn.table import Table
 from tessera.nn.text import Embedded, Head, TextTower
@@ -26,7 +28,12 @@ class ScoreHead(Head):
 
 
 class EncoderTower(TextTower):
-    """Implements ``tessera.models.base.SplitTextModule``; ``positions`` ``[2, tokens]`` has types behind."""
+    """Implements ``tessera.models.base.SplitTextModule``.
+
+    ``positions`` ``[2, tokens]`` has types behind, and with ``skips`` what pooling leaves out behind these.
+    """
+
+    spec: EncoderSpec
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__(spec)
@@ -36,9 +43,22 @@ class EncoderTower(TextTower):
         if spec.head is not None:
             self.head = ScoreHead(spec.head, hidden)
 
+    def pooled(
+        self,
+        embedded: Embedded,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """What follows ``embed``, whose tensors may be overwritten."""
+        if not self.spec.skips:
+            return super().pooled(embedded, positions, cu_seqlens, lengths)
+        hidden = self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths))
+        return self.rows(hidden, Kept(cu_seqlens, positions[2]))
+
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``."""
-        places, types = positions
+        places, types = positions[:2]
         stream = Residual(embedded[0] + self.embed_positions(places) + self.embed_types(types))
         self.layers(stream, sequences, None)
         assert self.norm is not None

@@ -37,6 +37,18 @@ class Sequences(Protocol):
         """The last row of each sequence."""
         ...
 
+    def largest(self, rows: torch.Tensor) -> torch.Tensor:
+        """The largest number of each column over each sequence, float32 ``[batch, width]``."""
+        ...
+
+    def counts(self, rows: torch.Tensor) -> torch.Tensor:
+        """How many rows each sequence has: ``[batch, 1]``, or ``[1, 1]`` where all have as many."""
+        ...
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        """The place of each row in its sequence, from 1: float32 ``[tokens, 1]``."""
+        ...
+
 
 class Bounded:
     """Sequences end to end, by int32 bounds ``[batch + 1]``; rows behind the last bound belong to none."""
@@ -51,14 +63,34 @@ class Bounded:
         batch = self.cu_seqlens.shape[0] - 1
         sums = torch.zeros(batch + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
         sums = sums.index_add(0, self.numbers(rows.shape[0]), rows.float())
-        return sums[:-1] / self.cu_seqlens.diff()[:, None]
+        return sums[:-1] / self.counts(rows)
 
     def first(self, rows: torch.Tensor) -> torch.Tensor:
         # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
-        return rows.index_select(0, self.cu_seqlens[:-1].clamp(max=rows.shape[0] - 1))
+        return rows.index_select(0, self.starts().clamp(max=rows.shape[0] - 1))
 
     def last(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.index_select(0, self.cu_seqlens[1:] - 1)
+
+    def largest(self, rows: torch.Tensor) -> torch.Tensor:
+        batch, (total, width) = self.cu_seqlens.shape[0] - 1, rows.shape
+        tops = torch.full((batch + 1, width), -torch.inf, device=rows.device)
+        numbers = self.numbers(total)[:, None].expand(total, width)
+        return tops.scatter_reduce(0, numbers, rows.float(), "amax")[:-1]
+
+    def counts(self, rows: torch.Tensor) -> torch.Tensor:
+        return (self.cu_seqlens[1:] - self.starts())[:, None]
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        total, batch = rows.shape[0], self.cu_seqlens.shape[0] - 1
+        at = torch.arange(1, total + 1, device=rows.device)
+        # What rows behind the last sequence have does not matter.
+        numbers = self.numbers(total).clamp(max=batch - 1)
+        return (at - self.cu_seqlens.index_select(0, numbers)).float()[:, None]
+
+    def starts(self) -> torch.Tensor:
+        """int32 ``[batch]``: the first row of each sequence."""
+        return self.cu_seqlens[:-1]
 
     def numbers(self, total: int) -> torch.Tensor:
         """int64 ``[total]``: the sequence of each row by number; rows of none are of one more."""
@@ -116,6 +148,16 @@ class Equal:
     def last(self, rows: torch.Tensor) -> torch.Tensor:
         return self._each(rows)[:, -1]
 
+    def largest(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._each(rows).float().amax(1)
+
+    def counts(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.full((1, 1), self.length, device=rows.device)
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(1.0, self.length + 1, device=rows.device)
+        return places.repeat(rows.shape[0] // self.length)[:, None]
+
     def _each(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.view(-1, self.length, rows.shape[1])
 
@@ -158,6 +200,17 @@ class Padded:
         last = torch.where(self.mask, at, 0).amax(1)
         return rows.index_select(0, torch.arange(sequences, device=rows.device) * tokens + last)
 
+    def largest(self, rows: torch.Tensor) -> torch.Tensor:
+        kept = rows.float().masked_fill(~self.mask.flatten()[:, None], -torch.inf)
+        return self._each(kept).amax(1)
+
+    def counts(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.mask.sum(1)[:, None]
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        sequences, tokens = self.mask.shape
+        return torch.arange(1.0, tokens + 1, device=rows.device).repeat(sequences)[:, None]
+
     def _each(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.view(*self.mask.shape, rows.shape[1])
 
@@ -180,6 +233,33 @@ class Masked(Bounded):
         queries, keys, values = (x[None].transpose(1, 2) for x in (q, grouped(q, k), grouped(q, v)))
         attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask[None, None])
         return attended.transpose(1, 2).squeeze(0)
+
+
+class Kept(Masked):
+    """Sequences end to end, pooled without their first rows.
+
+    ``skipped`` int32 ``[rows]`` says how many these are, the same at each row of a sequence. ``places``
+    counts these rows, too.
+    """
+
+    __slots__ = ("_starts",)
+
+    def __init__(self, cu_seqlens: torch.Tensor, skipped: torch.Tensor) -> None:
+        super().__init__(cu_seqlens)
+        starts = cu_seqlens[:-1]
+        self._starts = starts + skipped.index_select(0, starts.clamp(max=skipped.shape[0] - 1))
+
+    def starts(self) -> torch.Tensor:
+        return self._starts
+
+    def numbers(self, total: int) -> torch.Tensor:
+        numbers, batch = super().numbers(total), self._starts.shape[0]
+        at = torch.arange(total, dtype=self._starts.dtype, device=self._starts.device)
+        kept = at >= self._starts.index_select(0, numbers.clamp(max=batch - 1))
+        return torch.where(kept, numbers, batch)
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        return Masked(self.cu_seqlens).places(rows)
 
 
 def grouped(q: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
@@ -229,4 +309,12 @@ def pool(hidden: torch.Tensor, sequences: Sequences, pooling: Pooling) -> torch.
         return sequences.first(hidden).float()
     if pooling == "last":
         return sequences.last(hidden).float()
+    if pooling == "max":
+        return sequences.largest(hidden)
+    if pooling == "mean_sqrt_len":
+        return sequences.mean(hidden) * sequences.counts(hidden).sqrt()
+    if pooling == "weighted_mean":
+        # Each row counts as often as its place says.
+        weights = sequences.places(hidden)
+        return sequences.mean(hidden.float() * weights) / sequences.mean(weights)
     return sequences.mean(hidden)

@@ -13,7 +13,7 @@ from tessera.checkpoint.declared import Dense, LayerNorm, Step
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
 """The names that configurations use. ``gelu`` is the exact form; the next two are both the tanh form."""
 
-Pooling = Literal["mean", "last", "first", "none"]
+Pooling = Literal["mean", "last", "first", "none", "max", "mean_sqrt_len", "weighted_mean"]
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of stored tensors by name."""
@@ -250,11 +250,13 @@ class EncoderSpec(TextSpec):
     """A tower whose first rows are the sum of tokens, learned positions and token types.
 
     ``positions`` and ``types`` count the rows of their tables; ``rope`` has no part. Before a ``head`` is a
-    product of the width of a row, with tanh behind it.
+    product of the width of a row, with tanh behind it. With ``skips`` the positions have a row more: how many
+    of a sequence's first tokens pooling leaves out, the same at each of its tokens.
     """
 
     positions: int
     types: int
+    skips: bool = False
     rope: RopeSpec = _NO_ROPE
 
     def shapes(self, prefix: str = "") -> Shapes:

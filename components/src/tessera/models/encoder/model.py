@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.declared import read_declared
+from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import stored_tensors
-from tessera.errors import ConfigError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import Content, ImagePlan, Int32Array, Role
-from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.stages import StageModule
@@ -60,22 +61,43 @@ class EncoderModel(TowerModel):
     last: ClassVar[str]
     stems: ClassVar[tuple[str, ...]]
     head_names: ClassVar[Mapping[str, str]] = {}
+    _skipped: Sequence[tuple[list[int], int]] = ()
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config = Section.read(path / CONFIG_FILE)
-        self._open(config, read_encoder(config, pooling=_POOLINGS[options.pooling]), options)
-        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
+        self._prompts = role_prompts(declared, dict.fromkeys(Role, ""))
         given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
         self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
-        check_prompts(self.declared, self._prompts)
+        skipped = skipped_prompts(declared, self._prompts)
+        text = read_encoder(config, pooling=_POOLINGS[options.pooling])
+        self._open(config, replace(text, skips=bool(skipped)), declared, options)
+        self._skipped = sorted(map(self._beginning, skipped), key=lambda begin: -len(begin[0]))
 
-    def _open(self, config: Section, text: EncoderSpec, options: Options | PairOptions) -> None:
-        path, lower_case = config.path.parent, read_declared(config.path.parent).lower_case
+    def _beginning(self, prompt: str) -> tuple[list[int], int]:
+        """Return the tokens that every input with a prompt begins with, and how many pooling leaves out.
+
+        These are the first token and as many as the prompt has alone, as the reference counts them; its last
+        one may be another before a text. Raises ``CheckpointError`` for a prompt that is no more than that.
+        """
+        encoding = self._tokenizer.encode(f"{prompt}x")
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        own = [token for token, (_, end) in spans if end <= len(prompt)]
+        if not own:
+            raise CheckpointError(f"{self.path}: no token of the prompt {prompt!r} is before every text")
+        return [self._first, *own], 1 + len(self._tokenizer.ids(prompt))
+
+    def _open(
+        self, config: Section, text: EncoderSpec, declared: Declared, options: Options | PairOptions
+    ) -> None:
+        path, lower_case = config.path.parent, declared.lower_case
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
         self._types = text.types
         most = min(options.max_tokens, text.positions - self.unused_positions(config))
-        TowerModel.__init__(self, path, text, tokenizer, options, max_tokens=most, dimensions=frozenset())
+        none: frozenset[int] = frozenset()
+        TowerModel.__init__(
+            self, path, text, tokenizer, options, max_tokens=most, dimensions=none, declared=declared
+        )
         self._first = tokenizer.id_of(token_name(path, "cls_token", self.first))
         self._last = tokenizer.id_of(token_name(path, "sep_token", self.last))
 
@@ -89,8 +111,15 @@ class EncoderModel(TowerModel):
         return [self._first, Run(prompt, "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
-        """int32 ``[2, tokens]``: the row of each token among the positions, and its type."""
-        return np.stack((self.places(tokens), self.types(tokens)))
+        """int32 ``[2, tokens]``: the row of each token among the positions, and its type.
+
+        Where pooling leaves out prompts, a row more: how many tokens of the input it leaves out.
+        """
+        if not self._skipped:
+            return np.stack((self.places(tokens), self.types(tokens)))
+        begins = (count for own, count in self._skipped if tokens[: len(own)].tolist() == own)
+        left_out = np.full(len(tokens), next(begins, 0), np.int32)
+        return np.stack((self.places(tokens), self.types(tokens), left_out))
 
     def places(self, tokens: Int32Array) -> Int32Array:
         """int32 ``[tokens]``: the row of each token among the learned positions."""

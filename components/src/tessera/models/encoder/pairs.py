@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import Section
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt
+from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
 from tessera.models.encoder.config import read_encoder
 from tessera.models.encoder.model import EncoderModel, PairOptions
-from tessera.models.prompts import Run, Segment, refuse_unless_truncating, shorten, side_text, texts_of
+from tessera.models.prompts import (
+    Run,
+    Segment,
+    each_prompt,
+    refuse_unless_truncating,
+    shorten,
+    side_text,
+    texts_of,
+)
 from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import HeadSpec
 
@@ -36,9 +46,10 @@ class CrossEncoder(EncoderModel):
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True))
-        self._open(config, text, options)
+        self._open(config, text, read_declared(path), options)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
+        self._first_token = np.array([self._first], np.int32)
         chosen = options.activation
         self.activation = score_activation(self.declared) if chosen == "declared" else chosen
 
@@ -65,36 +76,48 @@ class CrossEncoder(EncoderModel):
     ) -> list[Prompt | InvalidInput]:
         """As ``tessera.models.base.PairModel.pairs``."""
         asked, cut = self._side(query, limits.query, query_param)
-        head = np.array([self._first, *asked, *(self._last,) * self.separators], np.int32)
-        if len(head) + 1 >= limits.tokens:
+        room = limits.tokens - self.separators - 2
+        if room < 2 or (limits.truncate is Truncate.NONE and len(asked) >= room):
             raise InvalidInput(
-                f"{query_param} takes {len(head) + 1} tokens with its prompt, which leaves no room for a"
-                f" document within the limit of {limits.tokens}",
+                f"{query_param} takes {limits.tokens - room + len(asked)} tokens with its prompt, which"
+                f" leaves no room for a document within the limit of {limits.tokens}",
                 param=query_param,
             )
-        prompts: list[Prompt | InvalidInput] = []
-        for document, param in zip(documents, params, strict=True):
-            try:
-                prompts.append(self._pair(head, document, limits, param, cut=cut))
-            except InvalidInput as error:
-                prompts.append(error)
-        return prompts
+        return each_prompt(
+            partial(self._pair, asked, document, limits, param, room=room, cut=cut)
+            for document, param in zip(documents, params, strict=True)
+        )
 
     def _pair(
-        self, head: Int32Array, document: Content, limits: PairLimits, param: str, *, cut: bool
+        self, asked: Int32Array, document: Content, limits: PairLimits, param: str, *, room: int, cut: bool
     ) -> Prompt:
         told, shortened = self._side(document, limits.document, param)
-        room = limits.tokens - len(head) - 1
-        if len(told) > room:
-            refuse_unless_truncating(len(head) + len(told) + 1, limits.tokens, limits.truncate, param)
-            told, shortened = shorten(told, room, limits.truncate), True
-        tokens = np.concatenate((head, told, np.array([self._last], np.int32)))
+        length = len(asked) + len(told)
+        if length > room:
+            fixed = limits.tokens - room
+            refuse_unless_truncating(fixed + length, limits.tokens, limits.truncate, param)
+            kept = longest_first(len(asked), len(told), room)
+            asked, told = (
+                shorten(side, keep, limits.truncate) for side, keep in zip((asked, told), kept, strict=True)
+            )
+            shortened = True
+        between = np.full(self.separators, self._last, np.int32)
+        tokens = np.concatenate((self._first_token, asked, between, told, between[:1]))
         return Prompt(tokens=tokens, image_tokens=0, truncated=cut or shortened)
 
     def _side(self, side: Content, most: int | None, param: str) -> tuple[Int32Array, bool]:
         """Return the tokens of a side, and whether a bound of its own has cut them."""
         ids = self._tokenizer.ids(side_text(side, images=False, lacking=self.lacking, param=param))
         return (ids, False) if most is None or len(ids) <= most else (ids[:most], True)
+
+
+def longest_first(query: int, document: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of either side stay of a pair that has more than ``room``.
+
+    The longer side is cut to the length of the other, then both, as the reference's tokenizers do.
+    """
+    less = min(query, document, room // 2)
+    return (less, room - less) if query <= document else (room - less, less)
 
 
 if TYPE_CHECKING:

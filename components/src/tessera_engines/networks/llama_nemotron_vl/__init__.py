@@ -31,7 +31,8 @@ def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkReque
         graph.output("rows", vision.rows(vision.tiles()))
         return
     spec = model.text
-    if spec.steps or spec.besides or spec.cut is not None or spec.layer != config.text.layer:
+    besides = spec.steps or spec.besides or spec.cut is not None
+    if besides or spec.pooling not in ("mean", "last", "first") or spec.layer != config.text.layer:
         raise ConfigError(
             f"{model.path}: declares modules or attention that TensorRT's network does not have"
         )
