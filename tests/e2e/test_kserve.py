@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterator
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -373,16 +378,72 @@ def test_keys_rates_and_switched_off_shared_memory(
             client.close()
 
 
-def test_calls_wait_where_others_are_refused(service: Disaggregated) -> None:
-    async def flood(door: Door) -> None:
-        async with tritonclient.grpc.aio.InferenceServerClient(door.grpc) as client:
+@pytest.fixture(scope="module")
+def narrow(service: Disaggregated) -> Iterator[Door]:
+    """A frontend with two places, and time to look at it."""
+    with kserve_frontend(service, "--max-in-flight", "2", "--request-timeout-seconds", "300") as door:
+        yield door
 
-            async def ask(number: int) -> None:
-                tensor = tritonclient.grpc.InferInput("input_ids", [1, 400], "INT64")
-                tensor.set_data_from_numpy(np.full((1, 400), 5 + number))
-                await client.infer("router", [tensor])
 
-            await asyncio.gather(*(ask(number) for number in range(60)))
+@contextmanager
+def places_held(door: Door) -> Iterator[None]:
+    """Hold both places by requests whose bodies do not end, until the context does."""
+    host, _, port = door.http.partition(":")
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {door.http}\r\nContent-Type: application/json\r\n"
+    wait_until(lambda: in_flight(door) == 0)
+    with ExitStack() as held:
+        for _ in range(2):
+            sender = held.enter_context(socket.create_connection((host, int(port))))
+            sender.sendall(f"{head}Content-Length: 64\r\n\r\n{{".encode())
+        wait_until(lambda: in_flight(door) == 2)
+        yield
 
-    with kserve_frontend(service, "--max-in-flight", "2") as door:
-        asyncio.run(flood(door))
+
+def in_flight(door: Door) -> int:
+    metrics = httpx.get(f"http://{door.http}/metrics", timeout=100).text
+    (value,) = re.findall(r"^tessera_requests_in_flight (\S+)$", metrics, re.MULTILINE)
+    return int(float(value))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 100
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def embed(door: Door) -> httpx.Response:
+    return httpx.post(f"http://{door.http}/v1/embeddings", json={"model": MODEL, "input": "x"}, timeout=100)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_calls_wait_where_others_are_refused(narrow: Door, transport: str) -> None:
+    ids = np.array([[1, 5, 6]])
+
+    def ask(**options: Any) -> np.ndarray:
+        # A client of each thread's own.
+        kserve = narrow.client(transport)
+        try:
+            pooled: np.ndarray = kserve.infer("router", {"input_ids": ids}, **options).as_numpy("pooled")
+            return pooled
+        finally:
+            kserve.close()
+
+    exact = ask()
+    with ThreadPoolExecutor(8) as threads:
+        with places_held(narrow):
+            waiting = [threads.submit(ask) for _ in range(8)]
+            # Another door has no line: it refuses, whenever it is asked.
+            refusals = [embed(narrow) for _ in range(4)]
+            assert [answer.status_code for answer in refusals] == [429] * 4
+            assert all("full" in answer.json()["error"]["message"] for answer in refusals)
+            # A call whose own time ends in the line is refused, and the others still wait.
+            with pytest.raises(InferenceServerException) as caught:
+                ask(timeout=1_000_000)
+            assert refused(caught.value)[0] == 504
+            assert not any(call.done() for call in waiting)
+        # With room each of them is answered.
+        for call in waiting:
+            np.testing.assert_allclose(call.result(timeout=200), exact, atol=1e-6)
+    wait_until(lambda: in_flight(narrow) == 0)
+    assert embed(narrow).status_code == 200

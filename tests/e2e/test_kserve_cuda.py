@@ -61,15 +61,31 @@ class Memory:
 
 
 @pytest.fixture(scope="module")
-def door(service: Disaggregated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """A frontend that finds two cards."""
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a process that finds two cards."""
     if shutil.which("cc") is None:
         pytest.skip("needs cc (Debian package gcc)")
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("cuda_standin.c")
     command = ["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source]
     subprocess.run(command, check=True)
-    with kserve_frontend(service, *FLAGS, settings={"LD_LIBRARY_PATH": str(folder)}) as door:
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def door(service: Disaggregated, driver: dict[str, str]) -> Iterator[Door]:
+    with kserve_frontend(service, *FLAGS, settings=driver) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def keyed(
+    service: Disaggregated, driver: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
+    """A frontend with the keys of alice and bob."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("".join(f"sk-{name}-0123456789 {name}\n" for name in ("alice", "bob")))
+    with kserve_frontend(service, *FLAGS, "--api-keys-file", str(file), settings=driver) as door:
         yield door
 
 
@@ -349,3 +365,102 @@ def test_without_the_flag_there_is_none(service: Disaggregated, transport: str) 
                 assert status == 501 and "--kserve-shared-memory" in message
         finally:
             client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The regions of one key, of one kind."""
+
+    door: KserveClient
+    kind: str
+    name: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # Triton's client for gRPC adds to what it is given.
+        return {"authorization": f"Bearer sk-{self.name}-0123456789"}
+
+    def register(self, region: str, memory: Memory, size: int = 4096) -> None:
+        ask = getattr(self.door.client, f"register_{self.kind}_shared_memory")
+        where = (memory.path.name, size) if self.kind == "system" else (memory.handle, 0, size)
+        ask(region, *where, headers=self.headers)
+
+    def unregister(self, region: str = "") -> None:
+        getattr(self.door.client, f"unregister_{self.kind}_shared_memory")(region, headers=self.headers)
+
+    def names(self, region: str = "") -> set[str]:
+        as_json = {"as_json": True} if self.door.module is tritonclient.grpc else {}
+        ask = getattr(self.door.client, f"get_{self.kind}_shared_memory_status")
+        status = ask(region, headers=self.headers, **as_json)
+        return {row["name"] for row in (status.get("regions", {}).values() if as_json else status)}
+
+    def infer(self, inputs: Any, outputs: Any = None) -> Any:
+        return self.door.client.infer("router", inputs, outputs=outputs, headers=self.headers)
+
+
+@pytest.fixture(params=["grpc", "http"])
+def owners(
+    request: pytest.FixtureRequest, keyed: Door, kind: str
+) -> Iterator[tuple[Owner, Owner, KserveClient]]:
+    """Alice's and bob's regions of a kind."""
+    client = keyed.client(request.param)
+    alice, bob = Owner(client, kind, "alice"), Owner(client, kind, "bob")
+    yield alice, bob, client
+    for owner in (alice, bob):
+        owner.unregister()
+    client.close()
+
+
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+def test_a_region_is_a_keys_own(owners: tuple[Owner, Owner, KserveClient], memory: Memory, kind: str) -> None:
+    alice, bob, kserve = owners
+    raw = [kserve.tensor("input_ids", IDS)]
+    exact = alice.infer(raw).as_numpy("pooled")
+    memory.write(IDS)
+    alice.register("a", memory)
+    assert (alice.names(), bob.names()) == ({"a"}, set())
+    # Not seen, not read, not written, and not by another name for the same memory.
+    for attack, says in (
+        (lambda: bob.names("a"), "'a' is not registered"),
+        (lambda: bob.infer([given(kserve, "a")]), "'a' is not registered"),
+        (lambda: bob.infer(raw, [wanted(kserve, "a")]), "'a' is not registered"),
+        (lambda: bob.register("mine", memory), "'mine' is memory that another API key has registered"),
+        (lambda: bob.register("a", memory), "'a' is memory that another API key has registered"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            attack()
+        status, message = refused(caught.value)
+        assert (status, says in message) == (400, True), message
+    # Not removed.
+    bob.unregister("a")
+    bob.unregister()
+    assert alice.names() == {"a"}
+    np.testing.assert_array_equal(memory.read(IDS), IDS)
+    np.testing.assert_allclose(alice.infer([given(kserve, "a")]).as_numpy("pooled"), exact, atol=1e-6)
+    # Names are each key's own; what is given back is anybody's.
+    alice.unregister("a")
+    assert not memory.is_open
+    bob.register("a", memory)
+    np.testing.assert_allclose(bob.infer([given(kserve, "a")]).as_numpy("pooled"), exact, atol=1e-6)
+    assert (alice.names(), bob.names()) == (set(), {"a"})
+
+
+@pytest.mark.parametrize("kind", ["cuda"])
+def test_a_key_has_a_share_of_a_cards_bytes(
+    owners: tuple[Owner, Owner, KserveClient], memory: Memory, kind: str
+) -> None:
+    alice, bob, _ = owners
+    other = Memory(memory.path.with_name(f"{memory.path.name}-other"))
+    other.path.write_bytes(bytes(4096))
+    try:
+        for number in range(8):
+            alice.register(f"a{number}", memory)
+        with pytest.raises(InferenceServerException) as caught:
+            alice.register("a8", memory)
+        assert "regions of this API key may have 32768 bytes of GPU 0 in all, and have 32768" in str(
+            refused(caught.value)
+        )
+        bob.register("b", other)
+        assert (len(alice.names()), bob.names()) == (8, {"b"})
+    finally:
+        other.path.unlink()

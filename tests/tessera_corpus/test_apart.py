@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from benchmarks.proc import below
 
@@ -60,8 +62,8 @@ def test_rows_are_those_of_the_source(tmp_path: Path) -> None:
 
 def test_an_error_of_the_source_is_raised(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
-    path.write_bytes(b"no table")
-    with pytest.raises(ConfigError, match=r"table\.parquet"):
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(ConfigError, match=r"table\.parquet: has neither"):
         list(apart(path).rows())
     assert not children()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.corpus import Corpus, differences, killed, make_corpus, pdf, read, whole
@@ -93,6 +94,19 @@ def test_a_changed_file_is_done_again_and_nothing_else(tmp_path: Path) -> None:
     after = dict(zip(*read(out), strict=True))
     assert sorted(after) == ["a.txt", "b.txt", "c.txt", "d.txt"] and len(read(out)[0]) == 4
     assert (after["a.txt"] == before["a.txt"]).all() and not np.allclose(after["b.txt"], before["b.txt"])
+
+
+def test_a_damaged_table_is_one_error_and_the_others_are_embedded(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for path in paths:
+        pq.write_table(pa.table({"text": [f"a text of {path.name}"]}), path)
+    paths[1].write_bytes(paths[0].read_bytes()[:-20])
+    ran = embed(*paths, "--out", tmp_path / "out", status=3)
+    summary, first = ran.stdout.splitlines()
+    assert "2 items embedded" in summary and "1 failed" in summary
+    (error,) = pq.read_table(tmp_path / "out" / "errors.parquet").to_pylist()
+    assert error["id"] == str(paths[1]) and first == f"what failed: {paths[1]}: {error['reason']}"
+    assert sorted(read(tmp_path / "out")[0]) == [f"{paths[0]}:0", f"{paths[2]}:0"]
 
 
 def test_what_fails_is_a_row_of_the_errors_and_the_status_says_so(tmp_path: Path) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.proc import below
 
 from tessera.errors import ConfigError
 from tessera.local.content import ImageFile
+from tessera.sandbox import seccomp
 from tessera_corpus.item import Document, Failure, Item, Row
+from tessera_corpus.shard import Shard
 from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.lines import Honoured
-from tessera_corpus.sources.settings import Columns, SourceSettings
+from tessera_corpus.sources.media import Media
+from tessera_corpus.sources.parquet import Unread
+from tessera_corpus.sources.settings import Columns, FetchPolicy, SourceSettings
+from tessera_corpus.sources.table import Table
 from tests.tessera_corpus.output.made import write_lance
 
 HONOURED = Honoured(models=(), dimensions=256)
@@ -67,16 +75,155 @@ def test_images_by_name_and_as_datasets_has_them(tmp_path: Path) -> None:
     assert isinstance(other, Item) and other.parts == (ImageFile(b"a"),)
 
 
-def test_tables_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(ConfigError, match=r"bad\.parquet"):
-        read(tmp_path / "bad.parquet")
+def test_a_table_without_what_is_asked_for_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ConfigError, match="there are a; --text-column"):
         read(tmp_path / "other.parquet")
     pq.write_table(pa.table({"text": [1.5], "image": [2]}), tmp_path / "types.parquet")
     (row,) = read(tmp_path / "types.parquet")
     assert isinstance(row, Failure) and row.reason == "text: expected a text"
+
+
+def damaged(path: Path, good: bytes, how: str) -> None:
+    match how:
+        case "words":
+            path.write_bytes(b"PAR1 and nothing else")
+        case "empty":
+            path.touch()
+        case "cut":
+            path.write_bytes(good[: len(good) // 2])
+        case "footer":
+            path.write_bytes(good[:-200] + bytes(150) + good[-50:])
+        case "pages":
+            path.write_bytes(good[:4] + b"\xff" * 400 + good[404:])
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to("/dev/zero")
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("good") / "good.parquet"
+    texts = [f"text {number} of the table" for number in range(200)]
+    pq.write_table(pa.table({"text": texts}), path, compression="none", use_dictionary=False)
+    return path.read_bytes()
+
+
+def test_a_damaged_table_ends_itself_alone(tmp_path: Path, good: bytes) -> None:
+    kinds = ("words", "empty", "cut", "footer", "pages", "fifo", "folder", "link")
+    paths = []
+    for number, how in enumerate(kinds):
+        paths += [tmp_path / f"{number}-{how}.parquet", tmp_path / f"{number}.parquet"]
+        damaged(paths[-2], good, how)
+        paths[-1].write_bytes(good)
+    source = open_source([str(path) for path in paths], SourceSettings(), HONOURED)
+    rows = list(source.rows())
+    failed = [row for row in rows if isinstance(row, Failure)]
+    assert [row.id for row in failed] == [row.source for row in failed] == [str(path) for path in paths[::2]]
+    assert all(row.reason and "\n" not in row.reason for row in failed), failed
+    assert "is no regular file" in failed[5].reason
+    texts = [row.parts for row in rows if isinstance(row, Item)]
+    assert texts == [(f"text {number} of the table",) for _ in kinds for number in range(200)]
+    assert source.position().read == source.position().most
+
+
+def test_what_stands_before_the_damage_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    table = pa.table({"text": [f"text {number}" for number in range(1000)]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, row_group_size=100)
+    second = pq.ParquetFile(path).metadata.row_group(5).column(0).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(second)
+        file.write(b"\xff" * 64)
+    *items, failure = read(path)
+    assert [row.parts for row in items if isinstance(row, Item)] == [
+        (f"text {number}",) for number in range(500)
+    ]
+    assert isinstance(failure, Failure)
+    assert failure.id == str(path) and failure.reason.endswith("; rows from 500 on are not read")
+
+
+def test_damaged_tables_of_lance_too(tmp_path: Path) -> None:
     (tmp_path / "empty.lance").mkdir()
-    with pytest.raises(ConfigError, match=r"empty\.lance"):
-        read(tmp_path / "empty.lance")
+    write_lance(pa.table({"text": ["a"]}), tmp_path / "good.lance")
+    paths = [tmp_path / "empty.lance", tmp_path / "good.lance"]
+    failure, item = open_source([str(path) for path in paths], SourceSettings(), HONOURED).rows()
+    assert isinstance(failure, Failure) and failure.id == str(paths[0])
+    assert isinstance(item, Item) and item.parts == ("a",)
+
+
+def test_lines_that_went_away_end_themselves_alone(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    for path in paths:
+        path.write_text('{"text": "a"}')
+    source = open_source([str(path) for path in paths], SourceSettings(), HONOURED)
+    paths[0].unlink()
+    failure, item = source.rows()
+    assert failure == Failure(id=str(paths[0]), source=str(paths[0]), reason="No such file or directory")
+    assert isinstance(item, Item) and item.id == f"{paths[1]}:1"
+
+
+def test_a_table_is_read_by_a_process_that_may_open_nothing(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "table.parquet"
+    path.write_bytes(good)
+    media = Media(None, FetchPolicy(), 1 << 20)
+    before = set(below(os.getpid()))
+    try:
+        opened = media.tables(Columns()).open(path)
+        (confined,) = [pid for pid in below(os.getpid()) if pid not in before and not below(pid)]
+        status = Path(f"/proc/{confined}/status").read_text()
+        assert "NoNewPrivs:\t1" in status
+        if seccomp.supported():
+            assert "Seccomp:\t2" in status
+        # It ends, and another one reads on.
+        first = opened.rows(0, 10)
+        os.kill(confined, signal.SIGKILL)
+        with pytest.raises(Unread, match="its reader crashed"):
+            opened.rows(10, 10)
+        assert [values.text for values in (*first, *opened.rows(10, 10))] == [
+            f"text {number} of the table" for number in range(20)
+        ]
+        opened.close()
+    finally:
+        media.close()
+    assert set(below(os.getpid())) <= before
+
+
+def test_a_row_that_is_too_large_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    images = [b"a" * 10, b"b" * (70 << 20), b"c" * (40 << 20), b"d" * (40 << 20), b"e"]
+    table = pa.table({"image": pa.array(images, pa.binary())})
+    pq.write_table(
+        table, path, row_group_size=3, compression="none", use_dictionary=False, write_statistics=False
+    )
+    rows = read(path, max_bytes=1 << 20)
+    assert [row.parts if isinstance(row, Item) else row.reason for row in rows] == [
+        (ImageFile(images[0]),),
+        "a row of more than 65 MiB",
+        (ImageFile(images[2]),),
+        (ImageFile(images[3]),),
+        (ImageFile(b"e"),),
+    ]
+    assert [row.source for row in rows] == [f"{path}:{number}" for number in range(5)]
+
+
+def test_every_row_can_be_read_again(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "table.parquet"
+    path.write_bytes(good)
+    media = Media(None, FetchPolicy(), 1 << 20)
+    table = Table(path=path, columns=Columns(), media=media, shard=Shard())
+    try:
+        rows = list(table.rows())
+        for number in (0, 1, 63, 64, 199, 5):
+            assert table.at(number) == [rows[number]]
+        assert table.at(200) == []
+        path.write_bytes(good[:100])
+        with pytest.raises(ConfigError, match=r"table\.parquet: "):
+            table.at(0)
+    finally:
+        media.close()

@@ -94,10 +94,10 @@ def region(tmp_path: Path) -> Iterator[tuple[Regions, Path]]:
     path.write_bytes(bytes(8) + IDS.tobytes())
     regions = Regions("tessera-calls-")
     try:
-        regions.register_system("ids", f"/{path.name}", 8, 24)
+        regions.register_system("", "ids", f"/{path.name}", 8, 24)
         yield regions, path
     finally:
-        regions.unregister(SystemMemory, "")
+        regions.unregister("", SystemMemory, "")
         path.unlink()
 
 
@@ -105,7 +105,7 @@ PLACE = {"shared_memory_region": "ids", "shared_memory_byte_size": 24}
 
 
 async def loaded(regions: Regions, call: Call) -> Call:
-    return await regions.load(call, Deadline.after(60))
+    return await regions.load("", call, Deadline.after(60))
 
 
 async def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path]) -> None:
@@ -116,7 +116,7 @@ async def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path])
     call = await loaded(regions, grpc_server.read_call(made, "127.0.0.1"))
     assert np.array_equal(call.inputs["input_ids"].values, IDS)
     assert call.nbytes == IDS.nbytes
-    regions.write({**PLACE, "shared_memory_byte_size": 8, "shared_memory_offset": 8}, "pooled", b"x" * 8)
+    regions.write("", {**PLACE, "shared_memory_byte_size": 8, "shared_memory_offset": 8}, "pooled", b"x" * 8)
     assert path.read_bytes()[16:24] == b"x" * 8
     for peer in ("10.0.0.1", "", "::2"):
         with pytest.raises(UnsupportedOperation, match="loopback"):
@@ -124,7 +124,7 @@ async def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path])
     with pytest.raises(UnsupportedOperation, match="off"):
         await loaded(OFF, grpc_server.read_call(made, "127.0.0.1"))
     small = Regions("tessera-calls-", 23)
-    small.register_system("ids", f"/{path.name}", 8, 24)
+    small.register_system("", "ids", f"/{path.name}", 8, 24)
     with pytest.raises(InvalidInput, match="input_ids: a call has 23 bytes at most"):
         await loaded(small, grpc_server.read_call(made, "127.0.0.1"))
 
@@ -158,10 +158,10 @@ async def test_an_output_outside_a_region_is_refused_before_anything_is_computed
 def test_memory_outlives_its_region_until_it_is_copied(region: tuple[Regions, Path]) -> None:
     """A descriptor that was closed in the middle of a copy would be another file's by then."""
     regions, path = region
-    (held,) = regions.regions(SystemMemory, "ids")
-    regions.unregister(SystemMemory, "ids")
+    (held,) = regions.regions("", SystemMemory, "ids")
+    regions.unregister("", SystemMemory, "ids")
     with pytest.raises(InvalidInput, match="not registered"):
-        regions.read(PLACE, "input_ids")
+        regions.read("", PLACE, "input_ids")
     assert held.memory.read(0, 24) == IDS.tobytes()
     memory = f"/dev/shm/{path.name}"
     assert memory in {os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")}
@@ -184,17 +184,60 @@ def test_places_outside_a_region_are_refused(
     region: tuple[Regions, Path], change: dict[str, int | str]
 ) -> None:
     with pytest.raises(InvalidInput):
-        region[0].read({**PLACE, **change}, "input_ids")
+        region[0].read("", {**PLACE, **change}, "input_ids")
 
 
 def test_a_file_that_was_shortened_is_refused(region: tuple[Regions, Path]) -> None:
     regions, path = region
     path.write_bytes(b"")
     with pytest.raises(InvalidInput, match="shortened"):
-        regions.read(PLACE, "input_ids")
+        regions.read("", PLACE, "input_ids")
     with pytest.raises(InvalidInput, match="shortened"):
-        regions.write(PLACE, "pooled", b"x" * 24)
+        regions.write("", PLACE, "pooled", b"x" * 24)
     assert path.read_bytes() == b""
+
+
+def test_a_key_has_a_share_of_regions_and_of_bytes(region: tuple[Regions, Path]) -> None:
+    """Who registers as much as there is leaves room for those who come later, and gets all of it back."""
+    regions, path = region
+    other = path.with_name(f"{path.name}-other")
+    other.write_bytes(b"")
+    room = os.statvfs("/dev/shm")
+    os.truncate(other, room.f_blocks * room.f_frsize)
+    try:
+
+        def fill(client: str, key: str, size: int) -> int:
+            """Register until it is refused, and return how often it was not."""
+            for number in range(1025):
+                try:
+                    regions.register_system(client, f"r{number}", key, 0, size)
+                except InvalidInput as refusal:
+                    assert "this API key" in str(refusal)
+                    return number
+            raise AssertionError("there was no end")
+
+        regions.unregister("", SystemMemory, "")
+        assert fill("alice", path.name, 1) == 819
+        assert fill("bob", other.name, 1) > 100
+        for client in ("alice", "bob"):
+            regions.unregister(client, SystemMemory, "")
+        # A file may be as large as anything, and has no bytes: also a first region is within the share.
+        assert fill("alice", other.name, room.f_blocks * room.f_frsize) == 0
+        assert fill("alice", other.name, room.f_blocks * room.f_frsize // 10) == 8
+        with pytest.raises(InvalidInput, match="another API key"):
+            regions.register_system("bob", "x", other.name, 0, 1)
+        regions.register_system("bob", "x", path.name, 0, 8)
+        regions.unregister("alice", SystemMemory, "")
+        assert [entry.name for entry in regions.regions("bob", SystemMemory, "")] == ["x"]
+        regions.unregister("bob", SystemMemory, "")
+        # Without keys there is nobody to share with.
+        for number in range(1024):
+            regions.register_system("", f"r{number}", other.name, 0, room.f_blocks * room.f_frsize)
+        with pytest.raises(InvalidInput, match="1024 regions are registered already"):
+            regions.register_system("", "x", other.name, 0, 1)
+    finally:
+        regions.unregister("", SystemMemory, "")
+        other.unlink()
 
 
 @pytest.mark.parametrize(
@@ -209,20 +252,20 @@ def test_a_file_that_was_shortened_is_refused(region: tuple[Regions, Path]) -> N
 )
 def test_other_files_are_no_regions(key: str, offset: int, size: int) -> None:
     with pytest.raises(InvalidInput):
-        Regions("tessera-calls-").register_system("x", key, offset, size)
+        Regions("tessera-calls-").register_system("", "x", key, offset, size)
 
 
 def test_a_region_ends_within_its_file_and_has_its_name_alone(region: tuple[Regions, Path]) -> None:
     regions, path = region
     with pytest.raises(InvalidInput, match="behind the file's"):
-        regions.register_system("x", path.name, 8, 25)
+        regions.register_system("", "x", path.name, 8, 25)
     with pytest.raises(InvalidInput, match="registered already"):
-        regions.register_system("ids", path.name, 0, 8)
+        regions.register_system("", "ids", path.name, 0, 8)
     link = path.with_name(path.name + "-link")
     link.symlink_to("/etc/hostname")
     try:
         with pytest.raises(InvalidInput):
-            regions.register_system("x", link.name, 0, 1)
+            regions.register_system("", "x", link.name, 0, 1)
     finally:
         link.unlink()
 

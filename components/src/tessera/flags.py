@@ -189,6 +189,8 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
         return mapping(json.loads(text), flag)
     except ValueError as error:
         raise ConfigError(f"{flag}: not valid JSON: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{flag}: not valid JSON: it is nested too deeply") from None
 
 
 def mapping(value: object, source: str) -> dict[str, Any]:

@@ -296,11 +296,12 @@ class GrpcServer:
 
             return answered
 
-        def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
+        def shared(kind: type[M], answer: Callable[[str, M], Message]) -> Method:
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
                 regions.check_peer(exchange.peer)
                 deadline = Deadline.after(inference.patience)
-                return await regions.aside(deadline, answer, parsed(kind, raw))
+                client = exchange.client
+                return await regions.aside(client, deadline, answer, client, parsed(kind, raw))
 
             return answered
 
@@ -317,36 +318,36 @@ class GrpcServer:
         def index(asked: pb.RepositoryIndexRequest) -> Message:
             return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
 
-        def system_status(asked: pb.SystemSharedMemoryStatusRequest) -> Message:
+        def system_status(client: str, asked: pb.SystemSharedMemoryStatusRequest) -> Message:
             found = pb.SystemSharedMemoryStatusResponse()
-            for one in regions.regions(SystemMemory, asked.name):
+            for one in regions.regions(client, SystemMemory, asked.name):
                 region = found.regions[one.name]
                 region.name, region.key = one.name, one.memory.key
                 region.offset, region.byte_size = one.memory.offset, one.byte_size
             return found
 
-        def register_system(asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
-            regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size)
+        def register_system(client: str, asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
+            regions.register_system(client, asked.name, asked.key, asked.offset, asked.byte_size)
             return pb.SystemSharedMemoryRegisterResponse()
 
-        def unregister_system(asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
-            regions.unregister(SystemMemory, asked.name)
+        def unregister_system(client: str, asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(client, SystemMemory, asked.name)
             return pb.SystemSharedMemoryUnregisterResponse()
 
-        def cuda_status(asked: pb.CudaSharedMemoryStatusRequest) -> Message:
+        def cuda_status(client: str, asked: pb.CudaSharedMemoryStatusRequest) -> Message:
             found = pb.CudaSharedMemoryStatusResponse()
-            for one in regions.regions(CudaMemory, asked.name):
+            for one in regions.regions(client, CudaMemory, asked.name):
                 region = found.regions[one.name]
                 region.name, region.device_id = one.name, one.memory.device_id
                 region.byte_size = one.byte_size
             return found
 
-        def register_cuda(asked: pb.CudaSharedMemoryRegisterRequest) -> Message:
-            regions.register_cuda(asked.name, asked.raw_handle, asked.device_id, asked.byte_size)
+        def register_cuda(client: str, asked: pb.CudaSharedMemoryRegisterRequest) -> Message:
+            regions.register_cuda(client, asked.name, asked.raw_handle, asked.device_id, asked.byte_size)
             return pb.CudaSharedMemoryRegisterResponse()
 
-        def unregister_cuda(asked: pb.CudaSharedMemoryUnregisterRequest) -> Message:
-            regions.unregister(CudaMemory, asked.name)
+        def unregister_cuda(client: str, asked: pb.CudaSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(client, CudaMemory, asked.name)
             return pb.CudaSharedMemoryUnregisterResponse()
 
         async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:

@@ -256,13 +256,13 @@ class Routes:
         """Add the routes of one kind of shared memory."""
 
         async def unregister(request: Request, region: str = "") -> Response:
-            self._check_peer(request)
-            await self._aside(self._regions.unregister, kind, region)
+            client = self._client(request)
+            await self._aside(client, self._regions.unregister, client, kind, region)
             return JSONResponse({})
 
         async def status(request: Request, region: str = "") -> Response:
-            self._check_peer(request)
-            return JSONResponse([describe(entry) for entry in self._regions.regions(kind, region)])
+            listed = self._regions.regions(self._client(request), kind, region)
+            return JSONResponse([describe(entry) for entry in listed])
 
         self._post(f"/{name}/region/{{region}}/register", register)
         self._post(f"/{name}/region/{{region}}/unregister", unregister)
@@ -324,24 +324,25 @@ class Routes:
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
     async def register_system(self, request: Request, region: str) -> Response:
+        client = self._client(request)
         body = await self._registration(request, "key", "offset", "byte_size")
         key = body.get("key")
         if not isinstance(key, str):
             raise expected("key", "a string", key)
         offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
-        await self._aside(self._regions.register_system, region, key, offset, size)
+        await self._aside(client, self._regions.register_system, client, region, key, offset, size)
         return JSONResponse({})
 
     async def register_cuda(self, request: Request, region: str) -> Response:
+        client = self._client(request)
         body = await self._registration(request, "raw_handle", "device_id", "byte_size")
         device, size = _whole(body, "device_id"), _whole(body, "byte_size")
         handle = _handle(body.get("raw_handle"))
-        await self._aside(self._regions.register_cuda, region, handle, device, size)
+        await self._aside(client, self._regions.register_cuda, client, region, handle, device, size)
         return JSONResponse({})
 
     async def _registration(self, request: Request, *known: str) -> JsonObject:
-        """Read the body of a registration, for this host's own clients."""
-        self._check_peer(request)
+        """Read the body of a registration."""
         body = json_object(read_json(await self._body(request)))
         reject_unknown(body, known, "")
         return body
@@ -349,11 +350,14 @@ class Routes:
     async def _body(self, request: Request, limit: int = _SMALL_BODY_BYTES) -> bytes:
         return await read_body(request, limit=limit, timeout=self._inference.patience)
 
-    def _check_peer(self, request: Request) -> None:
-        self._regions.check_peer(exchange_of(request.scope).peer)
+    def _client(self, request: Request) -> str:
+        """Return whose regions are asked for; raises ``UnsupportedOperation`` for another host's client."""
+        exchange = exchange_of(request.scope)
+        self._regions.check_peer(exchange.peer)
+        return exchange.client
 
-    async def _aside(self, work: Callable[..., T], *args: object) -> T:
-        return await self._regions.aside(Deadline.after(self._inference.patience), work, *args)
+    async def _aside(self, client: str, work: Callable[..., T], *args: object) -> T:
+        return await self._regions.aside(client, Deadline.after(self._inference.patience), work, *args)
 
 
 def _system_region(region: Region[SystemMemory]) -> JsonObject:

@@ -118,7 +118,7 @@ class Inference:
         note(model=offer.served.served.model, kserve=offer.name)
         call.check_parameters(offer.parameters)
         check_outputs(offer, call)
-        call = await self.regions.load(call, exchange.deadline)
+        call = await self.regions.load(exchange.client, call, exchange.deadline)
         spent.batch = check_inputs(offer, call)
         if call.nbytes > _LARGE_BYTES:
             work = await self.aside(partial(offer.read, call), exchange)
@@ -133,7 +133,7 @@ class Inference:
         computed = time.perf_counter()
         made = work.write(result)
         outputs = written(offer, call, made)
-        await self.regions.store(call, outputs, exchange.deadline)
+        await self.regions.store(exchange.client, call, outputs, exchange.deadline)
         ended = time.perf_counter()
         spent.compute_input = read - began
         spent.compute_infer = max(0.0, computed - read - spent.queue)

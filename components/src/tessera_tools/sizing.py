@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from tessera.command import OneLineParser
 from tessera.errors import ConfigError, TesseraError
 from tessera.flags import convert
+from tessera.small_files import read_yaml
 
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 
@@ -176,10 +176,10 @@ def _parse(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 
 def _read(path: Path) -> Rates:
     try:
-        return convert(Rates, yaml.safe_load(path.read_text()), str(path))
+        return convert(Rates, read_yaml(path), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 

@@ -7,7 +7,6 @@ The files are those of ``sentence-transformers``: ``modules.json`` with a folder
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +18,7 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.errors import CheckpointError
+from tessera.small_files import read_json
 
 CONFIG_FILE: Final = "config.json"
 MODULES_FILE: Final = "modules.json"
@@ -310,7 +310,7 @@ def _entries(directory: Path) -> list[tuple[str, str, Section]]:
     """Return the type's last component, the folder ("" for the directory itself) and entry of each module."""
     path = directory / MODULES_FILE
     try:
-        parsed = json.loads(path.read_bytes())
+        parsed = read_json(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -417,8 +417,9 @@ def _longest(directory: Path, transformer: Section) -> tuple[int | None, bool]:
     # Saved as 1e30 by some versions, which is no integer.
     if limit is None or isinstance(limit, float) or limit == 0:
         return None, False
-    limit = tokenizer.integer("model_max_length")
-    return (limit, True) if limit < _NO_LIMIT else (None, False)
+    if type(limit) is int and limit >= _NO_LIMIT:
+        return None, False
+    return tokenizer.integer("model_max_length"), True
 
 
 def _prompts(general: Section) -> tuple[dict[str, str], str | None]:

@@ -12,8 +12,12 @@ from blake3 import blake3
 from tessera.checkpoint.adapter import ADAPTER_WEIGHTS
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import weight_files
+from tessera.errors import CheckpointError
+from tessera.small_files import read_regular
 
 _CHUNK: Final = 1024
+# Some of them hold the weights of a module.
+_MOST_BYTES: Final = 4 << 30
 
 
 def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> str:
@@ -27,12 +31,16 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
     tensor, its first, middle and last KiB. It tells apart checkpoints that were trained, quantised, merged or
     sharded differently, since those change all of a tensor; it cannot see a change confined to the unsampled
     inside of a large tensor. The directory's place, file times and other files in it have no part. Costs a
-    few small reads for each tensor. Raises ``CheckpointError`` without weight files.
+    few small reads for each tensor. Raises ``CheckpointError`` without weight files, and for
+    one of ``files`` that is no regular file.
     """
     digest = blake3(revision)
     for name in files:
         path = directory / name
-        content = path.read_bytes() if path.exists() else b""
+        try:
+            content = read_regular(path, _MOST_BYTES) if path.exists() else b""
+        except OSError as error:
+            raise CheckpointError(f"{path}: not readable: {error}") from error
         digest.update(f"{name} {path.exists()} {len(content)} ".encode())
         digest.update(content)
     # Loading complains of what is missing.

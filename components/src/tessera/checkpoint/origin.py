@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import tessera
+from tessera.small_files import read_json
 
 
 def origin(model_path: Path) -> str | None:
@@ -13,7 +13,7 @@ def origin(model_path: Path) -> str | None:
 
     People must be told of both before they judge what such a model finds.
     """
-    mark = json.loads((model_path / "config.json").read_bytes()).get("tessera_checkpoint")
+    mark = read_json(model_path / "config.json").get("tessera_checkpoint")
     if mark in ("demo", "random"):
         return str(mark)
     package = Path(tessera.__file__).parent

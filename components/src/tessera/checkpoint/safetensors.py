@@ -8,6 +8,7 @@ nothing in the format can run code. The ``safetensors`` package reads tensors by
 from __future__ import annotations
 
 import math
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -116,7 +117,10 @@ class WeightFile:
     def read(cls, path: Path) -> WeightFile:
         """Read the header of ``path``; raises ``CheckpointError`` for anything that is not as it says."""
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path}: is no regular file")
+            size = status.st_size
             with path.open("rb") as file:
                 length = header_length(file.read(LENGTH_BYTES))
                 if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, _LARGEST_HEADER):

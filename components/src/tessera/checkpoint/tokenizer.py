@@ -18,6 +18,9 @@ from tessera.errors import CheckpointError
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
+# One of 262,144 tokens takes 33 MB.
+MOST_TOKENIZER_BYTES: Final = 128 << 20
+
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -118,7 +121,7 @@ class PlainTokenizer:
         Raises ``CheckpointError`` for what is no tokenizer or too large.
         """
         path = directory / TOKENIZER_FILE
-        section = Section.read(path)
+        section = Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
         added = _added_tokens(path, section.values)
         stripped = {**section.values, "added_tokens": [], "post_processor": None}
         stripped |= {"truncation": None, "padding": None}

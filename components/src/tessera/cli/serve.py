@@ -48,6 +48,7 @@ from tessera.launch.variables import (
     without_settings,
 )
 from tessera.settings import Field
+from tessera.small_files import read_yaml
 from tessera.terminal import complain, near
 
 _TEXT: Final = """\
@@ -365,20 +366,24 @@ def _config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     """What stands in a YAML file, by flags without their first dashes. Raises ``SettingError``."""
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_bytes())
+        found = read_yaml(path)
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise SettingError(f"{path}: not valid YAML: {said}") from error
+    except ValueError as error:
+        raise SettingError(f"{path}: not valid YAML: {error}") from error
     if found is None:
         return {}
     if not isinstance(found, dict):
         raise SettingError(f"{path}: must hold settings with their values, not a {type(found).__name__}")
-    return {str(key).replace("_", "-"): value for key, value in found.items()}
+    settings: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for key, value in found.items():
+        flag = str(key).replace("_", "-")
+        if (other := names.setdefault(flag, str(key))) != str(key):
+            raise SettingError(f"{path}: {other} and {key} are the same setting")
+        settings[flag] = value
+    return settings
 
 
 def _setting_text(value: Any) -> str:

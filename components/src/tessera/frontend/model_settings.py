@@ -15,6 +15,7 @@ from tessera.frontend.widths import no_widths
 from tessera.model_names import fold_name, namespace_of
 from tessera.models import find
 from tessera.settings import NOT_NEGATIVE, ModelOptions, Revision, ServedModelNames, Setting, served_names
+from tessera.small_files import read_yaml
 
 MODELS_FLAG: Final = "--models"
 _MOST: Final = 64
@@ -115,14 +116,12 @@ def read_models(path: Path, namespace: str) -> tuple[ModelSettings, ...]:
     A model's workers are in ``namespace_of`` where no endpoints are given, its slot is its place in the list
     where none has one. Raises ``ConfigError``, naming file, model and key, and ``CheckpointError``.
     """
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_bytes())
+        found = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"{MODELS_FLAG} {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{MODELS_FLAG} {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"{MODELS_FLAG} {path}: not valid YAML: {error}") from error
     listed = mapping(found, str(path)).get("models")
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: models: must be a list of models")

@@ -34,7 +34,7 @@ from tessera.frontend.serving.row_lender import RowLender
 from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
-from tessera.models import Model, open_model
+from tessera.models import Model, open_model, try_out
 from tessera.models.base import OutputKind, stage_outputs
 from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
@@ -187,6 +187,9 @@ class Service:
         if self.group.free_names < keys + 1:
             raise ConfigError(f"with {keys} API keys there is no room for another model")
         model = await asyncio.to_thread(open_model, given.directory, given.model_options)
+        # Of a service's frontends one: it takes a tenth of a second.
+        if (seat := self.settings.seat) is None or seat.index == 0:
+            await asyncio.to_thread(try_out, model)
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
         embed, encode = [
             Peers(await Client.connect(self.runtime, address), _same_model(model), caller=self._caller)

@@ -79,7 +79,7 @@ class WantedModel:
                 raise SettingError(f"{settings.named(name)}: is not a whole number")
         try:
             options = json.loads(settings.model_options or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             options = None
         if not isinstance(options, dict):
             raise SettingError(f"{settings.named('model_options')}: is not a JSON object")
@@ -147,16 +147,15 @@ def of_list(path: str, settings: S) -> S:
 
     Raises ``SettingError`` for what is not there.
     """
-    import yaml
+    from tessera.small_files import read_yaml
 
     wanted = settings.served_model_name.strip()
     try:
-        with open(path, "rb") as file:
-            listed = yaml.safe_load(file)["models"]
+        listed = read_yaml(path)["models"]
         entries = {name: entry for entry in listed for name in _names(settings, entry)}
     except OSError as error:
         raise SettingError(f"{settings.named('models_file')}: {error.strerror}") from error
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SettingError(
             f"{settings.named('models_file')}: is no list of models: {' '.join(str(error).split())}"
         ) from error

@@ -455,7 +455,7 @@ def _with_option(options: str, name: str, value: str) -> str:
     """Return an object in JSON with one more key; what is no object comes back as it is, to be refused."""
     try:
         parsed = json.loads(options or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return options
     return json.dumps({**parsed, name: value}) if isinstance(parsed, dict) else options
 

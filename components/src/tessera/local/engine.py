@@ -37,7 +37,7 @@ from tessera.local.parent import Died
 from tessera.local.usage import Usage
 from tessera.local.vectors import Vectors
 from tessera.local.workers import Workers
-from tessera.models import open_model
+from tessera.models import open_model, try_out
 from tessera.models.base import Model, Truncate
 from tessera.settings import GIB
 from tessera.tasks import Deadline
@@ -112,6 +112,7 @@ class Engine:
         """
         policy = MediaPolicy(allow_private=allow_private_media)
         settings, model = await asyncio.to_thread(_open, loads[-1])
+        await asyncio.to_thread(try_out, model)
         return cls(await Workers.start(loads, died, log), model, settings, options, policy)
 
     async def embed(self, contents: Sequence[Content]) -> Vectors:

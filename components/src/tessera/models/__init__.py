@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +11,19 @@ from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
-from tessera.models.base import ByArchitecture, ByTask, Family, Model, OnHub, Prompt, Role, Truncate
+from tessera.models.base import (
+    ByArchitecture,
+    ByTask,
+    Family,
+    Model,
+    OnHub,
+    Prompt,
+    Role,
+    TriedModel,
+    Truncate,
+)
 from tessera.siblings import MODELS, siblings
+from tessera.small_files import read_json
 
 __all__ = [
     "Family",
@@ -27,6 +37,7 @@ __all__ = [
     "find",
     "hub_models_of",
     "open_model",
+    "try_out",
 ]
 
 _BUILT_IN = (
@@ -69,6 +80,12 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
     return family_of(path, options).open_model(Path(path).resolve(), options)
 
 
+def try_out(model: Model) -> None:
+    """Try a model's tokenizer, once before it is used; raises ``CheckpointError`` (``checkpoint/trial``)."""
+    if isinstance(model, TriedModel):
+        model.try_out()
+
+
 def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     """The family that serves the checkpoint directory at ``path``.
 
@@ -79,9 +96,11 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     directory = Path(path).resolve()
     config = directory / "config.json"
     try:
-        parsed = json.loads(config.read_text())
+        parsed = read_json(config)
     except FileNotFoundError as error:
         raise CheckpointError(f"{config}: there is no such file, so {directory} is no checkpoint") from error
+    except OSError as error:
+        raise CheckpointError(f"{config}: not readable: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{config}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):

@@ -15,7 +15,7 @@ import msgspec
 from tessera.errors import TesseraError
 from tessera.flags import parse_flags
 from tessera.logs import LogFormat, LogSettings, log_as, log_settings
-from tessera.models import find, open_model
+from tessera.models import find, open_model, try_out
 from tessera.settings import ModelOptions, ModelPath, Revision, Setting
 
 
@@ -36,6 +36,7 @@ def main() -> int:
         bar = early.format is LogFormat.TEXT and sys.stderr.isatty()
         source = find(str(settings.model_path), settings.revision, bar=bar)
         model = open_model(source.directory, settings.model_options)
+        try_out(model)
     except TesseraError as error:
         print(json.dumps({"error": error.message}))
         return 1

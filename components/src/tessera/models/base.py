@@ -459,6 +459,15 @@ class DeclaredModel(Model, Protocol):
     def declared(self) -> Declared: ...
 
 
+@runtime_checkable
+class TriedModel(Model, Protocol):
+    """A model whose tokenizer can be tried before it is used."""
+
+    def try_out(self) -> None:
+        """Raise ``CheckpointError`` for a tokenizer that ends its process, which is a child of this one."""
+        ...
+
+
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 

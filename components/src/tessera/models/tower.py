@@ -15,6 +15,7 @@ from tessera.checkpoint.declared import Declared, Dense, LayerNorm, read_declare
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
+from tessera.checkpoint.trial import try_tokenizer
 from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, InvalidInput
@@ -96,6 +97,10 @@ class TowerModel:
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
         self._tokenizer = tokenizer
         self._options = options
+
+    def try_out(self) -> None:
+        """Try the tokenizer in a child process; raises ``CheckpointError`` for one that ends it."""
+        try_tokenizer(self._tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

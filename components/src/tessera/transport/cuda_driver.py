@@ -47,6 +47,14 @@ def devices() -> int:
     return count.value
 
 
+def total_bytes(device: int) -> int:
+    """Return the size of a device's memory, after ``devices``."""
+    number, size = ctypes.c_int(), ctypes.c_size_t()
+    call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+    call("cuDeviceTotalMem_v2", ctypes.byref(size), number)
+    return size.value
+
+
 @functools.cache
 def _context(device: int) -> int:
     """The device's primary context, which this process keeps until it ends: making one takes a moment."""

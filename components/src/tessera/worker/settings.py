@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import yaml
 
 from tessera.checkpoint.source import Source
 from tessera.defaults import ENGINE_CONFIGS
@@ -41,6 +40,7 @@ from tessera.settings import (
     exporters,
     served_names,
 )
+from tessera.small_files import read_yaml
 from tessera.transport.settings import TransportSettings
 
 
@@ -281,11 +281,11 @@ def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> St
             path = ENGINE_CONFIGS / path if (ENGINE_CONFIGS / path).is_file() else engine_config(path) or path
         source = str(path)
         try:
-            parsed = yaml.safe_load(path.read_bytes())
+            parsed = read_yaml(path)
         except OSError as error:
             raise ConfigError(f"{source}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+        except ValueError as error:
+            raise ConfigError(f"{source}: not valid YAML: {error}") from error
         values = mapping({} if parsed is None else parsed, source)
     if override:
         values = _merge(values, override)

@@ -64,14 +64,17 @@ class Lines:
         return Position(read=self._read, most=self._most)
 
     def rows(self) -> Iterator[Row]:
-        """Raises ``ConfigError`` where the file cannot be read."""
+        """Raises ``ConfigError`` where standard input cannot be read; a file is a failure of its own then."""
         try:
             with _opened(self.path) as file:
                 if self.path is not None:
                     self._most = os.fstat(file.fileno()).st_size
                 yield from ahead(self._works(file))
         except OSError as error:
-            raise ConfigError(f"{self.name}: {error.strerror}") from None
+            if self.path is None:
+                raise ConfigError(f"{self.name}: {error.strerror}") from None
+            self._read = self._most = max(self._most, 1)
+            yield from self._failed(self.name, self.name, error.strerror or type(error).__name__)
 
     def at(self, number: int) -> Sequence[Row]:
         """The rows of one line, from 1; none behind the end. Raises ``ConfigError`` as ``rows`` does."""

@@ -11,6 +11,8 @@ from tessera.errors import MediaFetchError
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.loader import decode, read_local
 from tessera.tasks import Deadline
+from tessera_corpus.sources.parquet import Reader
+from tessera_corpus.sources.settings import Columns
 
 if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
@@ -29,6 +31,14 @@ class Media:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
+        self._tables: Reader | None = None
+
+    def tables(self, columns: Columns) -> Reader:
+        """Return the reader of all tables, whose process ends with this object."""
+        with self._lock:
+            if self._tables is None:
+                self._tables = Reader(columns, self._max_bytes)
+            return self._tables
 
     def read(self, name: str) -> bytes:
         """The bytes of a data, http, https or file URL, or of a path below the root; of nothing else.
@@ -52,6 +62,9 @@ class Media:
         with self._lock:
             loop, fetcher = self._loop, self._fetcher
             self._loop = self._fetcher = None
+            tables, self._tables = self._tables, None
+        if tables is not None:
+            tables.close()
         if loop is not None and fetcher is not None:
             asyncio.run_coroutine_threadsafe(fetcher.close(), loop).result()
             loop.call_soon_threadsafe(loop.stop)

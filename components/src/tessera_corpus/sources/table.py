@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Protocol
 
 from tessera.errors import ConfigError
 from tessera.extras import missing
@@ -15,10 +17,8 @@ from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.lines import made_of
 from tessera_corpus.sources.media import Media
+from tessera_corpus.sources.parquet import MOST_ROWS, Unread, Values, named, values_of
 from tessera_corpus.sources.settings import Columns
-
-# Rows that are read at a time: images of a megabyte each are to stay below what waits elsewhere.
-_BATCH_ROWS: Final = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +26,9 @@ class Table:
     """Rows of a file of Parquet, or of a Lance table, by their columns.
 
     An image is a file's bytes, what names it, or a struct of ``bytes`` and ``path`` as ``datasets`` writes
-    them. A row without an id has FILE:ROW, from 0. Rows are read as they are needed.
+    them. A row without an id has FILE:ROW, from 0. Rows are read as they are needed, those of Parquet by the
+    confined process of ``media``. A table that is damaged is a failure of its own, behind the rows that
+    could be read.
     """
 
     path: Path
@@ -40,107 +42,132 @@ class Table:
         return Position(read=self._read, most=self._most)
 
     def rows(self) -> Iterator[Row]:
-        """Raises ``ConfigError`` where it cannot be read, or has neither texts nor images."""
+        """Raises ``ConfigError`` where it has neither texts nor images, or a package is not installed."""
         yield from ahead(self._works())
 
     def at(self, number: int) -> Sequence[Row]:
-        """One row, by its number from 0; none behind the end. Raises ``ConfigError`` as ``rows`` does."""
-        names, _ = self._opened()
-        if number >= self._most:
-            return []
-        columns = sorted(set(names.values()))
+        """Return one row, by its number from 0; none behind the end.
+
+        Raises ``ConfigError`` as ``rows`` does, and where it cannot be read.
+        """
         try:
-            if self.path.suffix == ".lance":
-                import lance
-
-                found = lance.dataset(str(self.path)).take([number], columns=columns)
-            else:
-                import pyarrow.dataset
-
-                found = pyarrow.dataset.dataset(self.path, format="parquet").take([number], columns=columns)
-        except (OSError, ValueError) as error:
+            with self._opened() as table:
+                self._check(table.names)
+                if number >= table.count:
+                    return []
+                (values,) = table.rows(number, 1)
+                return [self._row(self._id_of(values, number), values, number)]
+        except Unread as error:
             raise ConfigError(f"{self.path}: {error}") from None
-        return [
-            self._row(self._id_of(values, names, number), values, names, number)
-            for values in found.to_pylist()
-        ]
 
-    def _id_of(self, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> str:
-        id = values.get(names.get("id", ""))
-        return f"{self.path}:{number}" if id is None or id == "" else str(id)
+    def _id_of(self, values: Values, number: int) -> str:
+        return f"{self.path}:{number}" if values.id is None else values.id
 
     def _works(self) -> Iterator[Work]:
-        names, batches = self._opened()
         number = 0
         try:
-            for batch in batches:
-                for values in batch.to_pylist():
+            with self._opened() as table:
+                self._most = table.count
+                self._check(table.names)
+                for values in chain.from_iterable(table.batches()):
                     self._read += 1
-                    id = self._id_of(values, names, number)
+                    id = self._id_of(values, number)
                     number += 1
                     if self.shard.holds(id):
-                        yield self._work(id, values, names, number - 1)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path}: {error}") from None
+                        yield self._work(id, values, number - 1)
+        except Unread as error:
+            self._read = self._most = max(self._most, 1)
+            id = str(self.path)
+            if self.shard.holds(id):
+                said = f"{error}; rows from {number} on are not read" if number else str(error)
+                yield [Failure(id=id, source=id, reason=said)]
 
-    def _work(self, id: str, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> Work:
+    def _work(self, id: str, values: Values, number: int) -> Work:
         # Bytes are there; what is named has to be read.
-        if isinstance(values.get(names.get("image", "")), str | dict):
-            return lambda: [self._row(id, values, names, number)]
-        return [self._row(id, values, names, number)]
+        if values.place is not None:
+            return lambda: [self._row(id, values, number)]
+        return [self._row(id, values, number)]
 
-    def _row(self, id: str, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> Row:
+    def _row(self, id: str, values: Values, number: int) -> Row:
         source = f"{self.path}:{number}"
-        text, image, page = (values.get(names.get(key, "")) for key in ("text", "image", "page"))
-        if isinstance(image, dict):
-            image = image.get("bytes") or image.get("path")
-        if page is not None and (isinstance(page, bool) or not isinstance(page, int)):
-            return Failure(id=id, source=source, reason=f"{names['page']}: expected a number")
-        if text is not None and not isinstance(text, str):
-            return Failure(id=id, source=source, page=page, reason=f"{names['text']}: expected a text")
-        if image is not None and not isinstance(image, str | bytes):
-            reason = f"{names['image']}: expected bytes, a path or a URL"
-            return Failure(id=id, source=source, page=page, reason=reason)
+        text, image, page = values.text, values.image or values.place, values.page
+        if values.wrong:
+            return Failure(id=id, source=source, page=page, reason=values.wrong)
         if not image and not (text or "").strip():
             return Failure(id=id, source=source, page=page, reason="neither text nor image")
         return made_of(id, source, text or "", image or "", self.media, page)
 
-    def _opened(self) -> tuple[dict[str, str], Iterator[Any]]:
-        """The columns that are there, by what they hold, and the batches of rows."""
+    @contextmanager
+    def _opened(self) -> Iterator[_Opened]:
         if self.path.suffix == ".lance":
-            return self._lance()
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise missing("reading tables", "pyarrow", extra="corpus") from None
-        try:
-            file = pyarrow.parquet.ParquetFile(self.path)
-            self._most = file.metadata.num_rows
-            names = self._named(file.schema_arrow.names)
-            return names, file.iter_batches(_BATCH_ROWS, columns=sorted(set(names.values())))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path}: {error}") from None
+            yield _Lance(self.path, self.columns)
+            return
+        with closing(self.media.tables(self.columns).open(self.path)) as table:
+            yield table
 
-    def _lance(self) -> tuple[dict[str, str], Iterator[Any]]:
-        try:
-            import lance
-        except ImportError:
-            raise missing("a Lance table", "pylance", extra="lance") from None
-        try:
-            table = lance.dataset(str(self.path))
-            self._most = table.count_rows()
-            names = self._named(table.schema.names)
-            columns = sorted(set(names.values()))
-            return names, table.to_batches(columns=columns, batch_size=_BATCH_ROWS, scan_in_order=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path}: {error}") from None
-
-    def _named(self, there: Sequence[str]) -> dict[str, str]:
-        wanted = {key: getattr(self.columns, key) for key in ("id", "text", "image", "page")}
-        names = {key: name for key, name in wanted.items() if name in there}
-        if "text" not in names and "image" not in names:
+    def _check(self, there: Sequence[str]) -> None:
+        wanted = {key: getattr(self.columns, key) for key in ("text", "image")}
+        if not any(name in there for name in wanted.values()):
             raise ConfigError(
                 f"{self.path}: has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
                 f"{', '.join(there)}; --text-column and --image-column name others"
             )
-        return names
+
+
+class _Opened(Protocol):
+    """A table that is being read. Its methods raise ``Unread``."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def batches(self) -> Iterator[Sequence[Values]]: ...
+
+    def rows(self, first: int, most: int) -> Sequence[Values]: ...
+
+
+class _Lance:
+    """A Lance table, read in this process: its library has threads, and opens files as it goes."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        try:
+            import lance
+        except ImportError:
+            raise missing("a Lance table", "pylance", extra="lance") from None
+        with _of_lance():
+            self._table = lance.dataset(str(path))
+            self.count: int = self._table.count_rows()
+            self.names: list[str] = self._table.schema.names
+        self._named = named(columns, self.names)
+
+    def batches(self) -> Iterator[Sequence[Values]]:
+        with _of_lance():
+            for batch in self._table.to_batches(
+                columns=self._columns, batch_size=MOST_ROWS, scan_in_order=True
+            ):
+                yield [values_of(row, self._named) for row in batch.to_pylist()]
+
+    def rows(self, first: int, most: int) -> Sequence[Values]:
+        with _of_lance():
+            found = self._table.take(range(first, first + most), columns=self._columns)
+            return [values_of(row, self._named) for row in found.to_pylist()]
+
+    @property
+    def _columns(self) -> list[str]:
+        return sorted(set(self._named.values()))
+
+
+@contextmanager
+def _of_lance() -> Iterator[None]:
+    """Raise ``Unread`` for what the library raises."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise Unread(" ".join(str(error).split())) from None
+    except BaseException as error:
+        # What Rust's panics are.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Unread("its reader crashed") from None

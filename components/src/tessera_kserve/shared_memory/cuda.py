@@ -24,9 +24,21 @@ def have_driver() -> bool:
 class CudaMemory:
     """Implements ``Memory``: ``pointer`` is where this process has it."""
 
-    def __init__(self, device_id: int, pointer: int) -> None:
+    def __init__(self, device_id: int, pointer: int, handle: bytes) -> None:
         self.device_id = device_id
         self._pointer = pointer
+        self._handle = handle
+
+    @property
+    def place(self) -> str:
+        return f"GPU {self.device_id}"
+
+    @property
+    def identity(self) -> object:
+        return self._handle
+
+    def place_bytes(self) -> int:
+        return cuda_driver.total_bytes(self.device_id)
 
     @classmethod
     def open(cls, handle: bytes, device_id: int, byte_size: int, *, region: str) -> CudaMemory:
@@ -62,7 +74,7 @@ class CudaMemory:
                 f"raw_handle: that of the region {region!r} cannot be opened on GPU {device_id}: {error}",
                 param="raw_handle",
             ) from None
-        memory = cls(device_id, pointer.value)
+        memory = cls(device_id, pointer.value, handle)
         there = memory._size()
         if byte_size > there:
             # Closed by this thread, and not by the one that handles the error.

@@ -10,7 +10,20 @@ class Lost(Exception):
 
 
 class Memory(Protocol):
-    """Goes back when nobody holds it any more: a copy that is under way outlives the region's name."""
+    """Goes back when nobody holds it any more: a copy that is under way outlives the region's name.
+
+    ``place`` is what it is a part of, for messages, and ``identity`` equal for equal memory.
+    """
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def identity(self) -> object: ...
+
+    def place_bytes(self) -> int:
+        """Return the size of the place."""
+        ...
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
         """Raises ``Lost``. The caller keeps within the region."""

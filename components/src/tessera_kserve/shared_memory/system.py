@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,22 @@ _FOLDER: Final = Path("/dev/shm")
 class SystemMemory:
     """Implements ``Memory``: what lies from ``offset`` on in the file that ``key`` names."""
 
+    place: Final = str(_FOLDER)
+
     def __init__(self, key: str, offset: int, descriptor: int) -> None:
         self.key = key
         self.offset = offset
         self._descriptor = descriptor
+
+    @property
+    def identity(self) -> object:
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
+    def place_bytes(self) -> int:
+        folder = os.statvfs(_FOLDER)
+        # A file system that was given no size has zero blocks.
+        return folder.f_blocks * folder.f_frsize or sys.maxsize
 
     @classmethod
     def open(cls, key: str, offset: int, byte_size: int, *, prefix: str) -> SystemMemory:

@@ -12,7 +12,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import Section, short
 from tessera.models.decoder import max_positions
 from tessera.models.qwen3.config import read_text
 from tessera.models.tower import CONFIG_FILE
@@ -127,7 +127,7 @@ def _channels(processor: Section, key: str) -> tuple[float, float, float]:
     if (
         not isinstance(values, list)
         or len(values) != 3
-        or not all(type(each) in (int, float) for each in values)
+        or not all(type(each) in (int, float) and abs(each) < 1e6 for each in values)
     ):
-        raise processor.error(key, f"must be three numbers, not {values!r}")
+        raise processor.error(key, f"must be three numbers, not {short(values)}")
     return (float(values[0]), float(values[1]), float(values[2]))
