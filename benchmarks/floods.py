@@ -152,17 +152,27 @@ def halves(path: str) -> Flood:
     return flood
 
 
-def _message(target: Target) -> bytes:
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
+
+
+def raw_contents(target: Target) -> bytes:
     """Make a message of gRPC: a model's name, and a tensor without its description."""
-
-    def varint(number: int) -> bytes:
-        return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
-
-    name = target.model.encode()
-    return b"\x0a" + varint(len(name)) + name + b"\x3a" + varint(_BODY_BYTES) + bytes(_BODY_BYTES)
+    return _named(target) + b"\x3a" + _varint(_BODY_BYTES) + bytes(_BODY_BYTES)
 
 
-def messages(key: str, times: int, *, stream: bool = False) -> Flood:
+def empty_tensors(target: Target) -> bytes:
+    """Make a message that is full of tensors of which nothing is described."""
+    return _named(target) + b"\x2a\x00" * (_BODY_BYTES // 2)
+
+
+def _named(target: Target) -> bytes:
+    return b"\x0a" + _varint(len(target.model)) + target.model.encode()
+
+
+def messages(
+    key: str, times: int, make: Callable[[Target], bytes] = raw_contents, *, stream: bool = False
+) -> Flood:
     """Return a flood of messages of gRPC, so many at once, in a stream each or in calls."""
 
     async def call(target: Target, raw: bytes) -> None:
@@ -187,7 +197,7 @@ def messages(key: str, times: int, *, stream: bool = False) -> Flood:
         await asyncio.gather(*(call(target, raw) for _ in range(times)))
 
     def flood(target: Target) -> Callable[[], None]:
-        raw = _message(target)
+        raw = make(target)
         return lambda: asyncio.run(send_all(target, raw))
 
     return flood
@@ -242,6 +252,7 @@ FLOODS: Final[dict[str, Flood]] = {
     "4 x 100 long texts": whole(inputs(*["e\u0301" * 120_000] * 100), 4),
     "24 messages, wrong key": messages("sk-wrong-0123456789", 24),
     "24 messages": messages(ALICE, 24),
+    "4 messages, empty tensors": messages(ALICE, 4, empty_tensors),
     "8 streams of messages": messages(ALICE, 8, stream=True),
     SLOW_NAMES: addresses("http://slow{number}.example/x", 8, 4),
     "3 x 256 slow pictures": addresses("http://127.0.0.1:{port}/slow/{number}", 256, 3),
