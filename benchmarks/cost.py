@@ -136,7 +136,7 @@ def _wait(port: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _worktree(commit: str) -> Iterator[Path]:
+def worktree(commit: str) -> Iterator[Path]:
     """The package of another commit, for as long as it is compared with."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         new = _deployment(options, checkpoint)
         turns = [("this", new)]
         if options.against is not None:
-            old = replace(new, source=stack.enter_context(_worktree(options.against)))
+            old = replace(new, source=stack.enter_context(worktree(options.against)))
             turns = [(options.against, old), ("this", new), ("this", new), (options.against, old)]
         elif options.beside:
             several = replace(new, beside=options.beside)

@@ -1,219 +1,266 @@
-"""One client process of the overload benchmark: requests that come when they are due, answered or not."""
+"""``python -m benchmarks.flood``: what another key feels, and a frontend's memory, while one key floods.
+
+One frontend and a worker whose engine costs nothing, so that what is felt is the service. For each flood of
+``floods``: the other key's latencies of a short text, a long one and a picture that a host has, the longest
+time in which the frontend's loop did not answer ``/live``, and memory: of the frontend at rest, at most, and
+after the flood; of the processes below it at most. ``--commit`` has another commit's package do the same.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import random
-import re
+import argparse
+import http.client
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import cast
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
 
-import orjson
-import uvloop
+from benchmarks import usage
+from benchmarks.cost import worktree
+from benchmarks.floods import ALICE, FLOODS, MIB, SLOW_NAMES, PictureHost, Target, silent_names
+from benchmarks.free_family import installed
+from benchmarks.ports import free_ports
+from benchmarks.proc import below
+from benchmarks.service import NAME, Deployment, service
+from tessera_tools.table import table, write_csv
 
-# Requests that may be unanswered at a time: a service that stops answering must not fill this machine.
-_MOST_OUTSTANDING = 4096
-_LAST_ANSWER_SECONDS = 120.0
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flood:
-    """``rate`` requests a second for ``seconds``, from ``start`` of ``time.time`` on.
-
-    A request holds ``inputs`` texts of ``words`` words. ``concurrency`` instead of a rate is a closed loop.
-    """
-
-    urls: tuple[str, ...]
-    model_name: str
-    inputs: int
-    words: int
-    rate: float = 0.0
-    concurrency: int = 0
-    start: float
-    seconds: float
-    seed: int
+_BOB: Final = "sk-bob-0123456789"
+_SHORT: Final = "a short text"
+# 6,000 characters: tokenised on a thread.
+_LONG: Final = "word " * 1200
+_PAUSE_SECONDS: Final = 0.02
+_MOST_SECONDS: Final = 150.0
+_LIVE: Final = "/live"
+_FORK: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(slots=True)
-class Answers:
-    """When each answer came (``time.time``) and the seconds it took since the request was due, by status."""
+class Felt:
+    """Holds the seconds of the other key's answers by kind, and how many were none."""
 
-    good: list[tuple[float, float]] = field(default_factory=list)
-    refused: list[tuple[float, float]] = field(default_factory=list)
-    without_retry_after: int = 0
-    failed: dict[str, int] = field(default_factory=dict)
-    late: int = 0
-
-    def join(self, other: Answers) -> None:
-        self.good += other.good
-        self.refused += other.refused
-        self.without_retry_after += other.without_retry_after
-        self.late += other.late
-        for why, number in other.failed.items():
-            self.failed[why] = self.failed.get(why, 0) + number
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    failed: int = 0
 
 
-def flood(plan: Flood) -> Answers:
-    """The process's main."""
-    return uvloop.run(_Client(plan).run())
+def _asks(target: Target) -> dict[str, Callable[[], bytes | None]]:
+    """Return the bodies that the other key sends, by kind; None asks for ``/live``."""
+    numbers = count()
+
+    def body(value: Any) -> bytes:
+        return json.dumps({"model": NAME, "input": value}).encode()
+
+    def picture() -> bytes:
+        url = f"http://127.0.0.1:{target.pictures}/{next(numbers)}"
+        return body([{"type": "image_url", "image_url": {"url": url}}])
+
+    return {
+        "short": lambda: body(f"{_SHORT} {next(numbers)}"),
+        "long": lambda: body(f"{_LONG} {next(numbers)}"),
+        "picture": picture,
+        _LIVE: lambda: None,
+    }
 
 
-class _Client:
-    """Sends and counts in callbacks: tasks, streams and new texts would cost several times as much, which
-    on a small machine is taken from the service."""
+def probe(target: Target, answers: Connection) -> None:
+    """Ask until the connection has something to read, then give what was felt."""
+    felt, over = Felt(), threading.Event()
 
-    def __init__(self, plan: Flood) -> None:
-        self._plan = plan
-        self._answers = Answers()
-        self._idle: list[_Connection] = []
-        self._open = 0
-        self._outstanding = 0
-        self._over = asyncio.Event()
-        self._connecting: set[asyncio.Task[None]] = set()
-        texts = ["word " * plan.words] * plan.inputs
-        body = orjson.dumps(
-            {"model": plan.model_name, "input": ["@", *texts[1:]], "encoding_format": "base64"}
+    def ask(kind: str, make: Callable[[], bytes | None]) -> None:
+        seconds = felt.seconds.setdefault(kind, [])
+        headers = {"Authorization": f"Bearer {_BOB}", "Content-Type": "application/json"}
+        connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_MOST_SECONDS)
+        while not over.is_set():
+            body = make()
+            began = time.monotonic()
+            try:
+                if body is None:
+                    connection.request("GET", _LIVE)
+                else:
+                    connection.request("POST", "/v1/embeddings", body, headers)
+                with connection.getresponse() as answer:
+                    answer.read()
+                felt.failed += answer.status != 200
+            except (OSError, http.client.HTTPException):
+                felt.failed += 1
+                connection.close()
+            seconds.append(time.monotonic() - began)
+            over.wait(_PAUSE_SECONDS)
+        connection.close()
+
+    threads = [threading.Thread(target=ask, args=each) for each in _asks(target).items()]
+    for thread in threads:
+        thread.start()
+    answers.recv()
+    over.set()
+    for thread in threads:
+        thread.join()
+    answers.send(felt)
+
+
+class Memory:
+    """Reads the memory of a frontend and of the processes below it, in bytes."""
+
+    def __init__(self) -> None:
+        self._pid = next(pid for pid in below(os.getpid()) if b"-m\0tessera.frontend\0" in _command(pid))
+        self.most_below = 0
+
+    def of(self, name: str) -> int:
+        """Return ``VmRSS``, which is now, or ``VmHWM``, at most since ``forget``."""
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).split()[1]) << 10
+
+    def forget(self) -> None:
+        """Begin anew to look for the most."""
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")
+        self.most_below = 0
+
+    def look_below(self) -> None:
+        """Add the shares of the processes below up; their pages are mostly shared."""
+        total = 0
+        for pid in below(self._pid):
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        self.most_below = max(self.most_below, total)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@contextmanager
+def running(main: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]:
+    """Run a function in a process of its own, which is killed at the end."""
+    process = _FORK.Process(target=main, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+_HEAD: Final = (
+    "flood",
+    *(f"{kind} {share}, ms" for kind in ("short", "long", "picture") for share in ("p50", "p99")),
+    "longest stall, ms",
+    "failed",
+    "flood's answers",
+    *(f"{when}, MiB" for when in ("rest", "peak", "after", "below")),
+)
+
+
+def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str, ...]:
+    """Run one flood for so many seconds, and return its row."""
+    memory, flood = Memory(), FLOODS[name](target)
+    memory.forget()
+    target.answers[:] = [0] * len(target.answers)
+    before = memory.of("VmRSS")
+    ours, theirs = _FORK.Pipe()
+    with running(probe, target, theirs):
+        time.sleep(0.3)
+        with running(flood) as flooding:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and flooding.is_alive():
+                time.sleep(0.25)
+                memory.look_below()
+        ours.send(None)
+        if not ours.poll(_MOST_SECONDS):
+            raise TimeoutError(f"{name}: the service does not answer")
+        felt: Felt = ours.recv()
+    peak = memory.of("VmHWM")
+    time.sleep(rest)
+    stall = max(felt.seconds.pop(_LIVE))
+    shares: list[float] = []
+    for kind in ("short", "long", "picture"):
+        # Few answers in a long wait are the wait.
+        percent = statistics.quantiles(felt.seconds[kind] * 2, n=100, method="inclusive")
+        shares += (percent[49], percent[98])
+    figures = [f"{1e3 * value:.0f}" for value in (*shares, stall)]
+    answers = " ".join(f"{number}x{status}" for status, number in enumerate(target.answers) if number)
+    sizes = (before, peak, memory.of("VmRSS"), memory.most_below)
+    return (name, *figures, str(felt.failed), answers, *(str(size // MIB) for size in sizes))
+
+
+@contextmanager
+def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deployment]:
+    stage: dict[str, object] = {"device": "cpu", "dtype": "bfloat16", "graph_cost": 0}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        keys = Path(folder, "keys")
+        keys.write_text(f"{ALICE} alice\n{_BOB} bob\n")
+        before = stack.enter_context(silent_names(folder)) if SLOW_NAMES in options.only else ()
+        if before is None:
+            options.only.remove(SLOW_NAMES)
+            print(f"without {SLOW_NAMES!r}, which needs the rights of root", file=sys.stderr)
+        flags = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys), "--allow-private-media")
+        arguments: dict[str, Any] = {}
+        if options.commit is not None:
+            arguments["source"] = stack.enter_context(worktree(options.commit))
+        yield Deployment(
+            model_path=stack.enter_context(installed()),
+            engine={
+                "vision": {**stage, "max_batch_cost": 28, "max_queue_cost": 4096},
+                "text": {**stage, "max_batch_cost": 16384, "max_queue_cost": 4 << 20},
+                "preprocess": "processes",
+                "preprocess_threads": 1,
+                "threads": 1,
+            },
+            worker_flags=("--multimodal-embedding-cache-capacity-gb", "0"),
+            frontend_flags=flags,
+            before=tuple(before or ()),
+            **arguments,
         )
-        # What is new in a request is its first text's first word.
-        self._before, _, self._after = body.partition(b"@")
-        self._after = b" " + texts[0].encode() + self._after
-        self._numbers = count(plan.seed * 10**9)
-
-    async def run(self) -> Answers:
-        await asyncio.sleep(max(0.0, self._plan.start - time.time()))
-        await (self._closed() if self._plan.concurrency else self._send_when_due())
-        for connection in self._idle:
-            connection.close()
-        return self._answers
-
-    async def _closed(self) -> None:
-        for _ in range(self._plan.concurrency):
-            self._ask(time.time())
-        await self._all_answered()
-
-    async def _send_when_due(self) -> None:
-        chance = random.Random(self._plan.seed)
-        due, end = self._plan.start, self._plan.start + self._plan.seconds
-        while due < end:
-            due += chance.expovariate(self._plan.rate)
-            if due > time.time():
-                await asyncio.sleep(due - time.time())
-            if self._outstanding >= _MOST_OUTSTANDING:
-                self._answers.late += 1
-                continue
-            self._ask(due)
-        await self._all_answered()
-
-    async def _all_answered(self) -> None:
-        if not self._outstanding:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_ANSWER_SECONDS):
-                await self._over.wait()
-        if self._outstanding:
-            self._answers.failed["unanswered"] = self._outstanding
-
-    def _ask(self, due: float) -> None:
-        self._outstanding += 1
-        self._over.clear()
-        number = b"%d" % next(self._numbers)
-        body = self._before + number + self._after
-        while self._idle:
-            connection = self._idle.pop()
-            # Before a server could close it, as many do after five seconds.
-            if connection.usable and time.time() - connection.used < 3.0:
-                connection.send(due, body)
-                return
-            connection.close()
-        url = self._plan.urls[self._open % len(self._plan.urls)]
-        self._open += 1
-        task = asyncio.get_running_loop().create_task(self._send_on_a_new_one(url, due, body))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-
-    async def _send_on_a_new_one(self, url: str, due: float, body: bytes) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        loop = asyncio.get_running_loop()
-        try:
-            _, connection = await loop.create_connection(lambda: _Connection(self, host), host, int(port))
-        except OSError as error:
-            self.failed(type(error).__name__)
-            return
-        connection.send(due, body)
-
-    def answered(self, connection: _Connection, due: float, status: int, retry_after: bool) -> None:
-        now = connection.used = time.time()
-        self._idle.append(connection)
-        if status == 200:
-            self._answers.good.append((now, now - due))
-        elif status == 429:
-            self._answers.refused.append((now, now - due))
-            self._answers.without_retry_after += not retry_after
-        else:
-            self._answers.failed[str(status)] = self._answers.failed.get(str(status), 0) + 1
-        self._next()
-
-    def failed(self, why: str) -> None:
-        self._answers.failed[why] = self._answers.failed.get(why, 0) + 1
-        self._next()
-
-    def _next(self) -> None:
-        self._outstanding -= 1
-        if self._plan.concurrency and time.time() < self._plan.start + self._plan.seconds:
-            self._ask(time.time())
-        if not self._outstanding:
-            self._over.set()
 
 
-class _Connection(asyncio.Protocol):
-    """Just enough HTTP/1.1 to cost the client little."""
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    host = PictureHost()
+    (grpc_port,) = free_ports(1)
+    answers = _FORK.RawArray("q", 1000)
+    target = Target(port=0, grpc_port=grpc_port, model=NAME, pictures=host.port, answers=answers)
+    rows: list[tuple[str, ...]] = []
+    with ExitStack() as stack:
+        deployment = stack.enter_context(_deployment(options, target))
+        stack.enter_context(running(host.serve))
+        (url,) = stack.enter_context(service(deployment, options.out / "logs"))
+        target = replace(target, port=int(url.rpartition(":")[2]))
+        for name in options.only:
+            rows.append(measure(name, target, options.seconds, options.rest))
+            print(table(_HEAD, rows[-1:]).splitlines()[-1], flush=True)
+    print(f"\n{options.commit or 'this tree'}\n" + table(_HEAD, rows))
+    write_csv(options.out / f"flood-{options.commit or 'this'}.csv", _HEAD, rows)
+    return 0
 
-    def __init__(self, client: _Client, host: str) -> None:
-        self._client = client
-        self._head = (
-            f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            "Content-Length: "
-        ).encode()
-        self._received = b""
-        self._missing = 0
-        self._due: float | None = None
-        self.usable = True
-        self.used = time.time()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = usage.parser("benchmarks.flood", __doc__)
+    parser.add_argument("--commit", help="measure the package of this commit of the repository")
+    parser.add_argument("--only", nargs="+", choices=FLOODS, default=list(FLOODS), help="these floods")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each flood")
+    parser.add_argument("--rest", type=float, default=1.0, help="seconds from a flood to its last memory")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
+    return parser.parse_args(argv)
 
-    def send(self, due: float, body: bytes) -> None:
-        self._due = due
-        self._transport.writelines((self._head, b"%d\r\n\r\n" % len(body), body))
 
-    def data_received(self, data: bytes) -> None:
-        if self._missing:
-            # The rest of a body, which nobody looks at.
-            self._missing -= len(data)
-        else:
-            self._received += data
-            head, end, body = self._received.partition(b"\r\n\r\n")
-            if not end:
-                return
-            self._received = b""
-            self._answer = head.lower()
-            length = _LENGTH.search(self._answer)
-            self._missing = int(length[1]) - len(body) if length else 0
-        if self._missing <= 0 and self._due is not None:
-            due, self._due = self._due, None
-            status = int(self._answer[9:12])
-            self._client.answered(self, due, status, b"\r\nretry-after: " in self._answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.usable = False
-        if self._due is not None:
-            self._due = None
-            self._client.failed(type(error).__name__ if error else "closed")
-
-    def close(self) -> None:
-        self._transport.close()
+if __name__ == "__main__":
+    # So that `timeout` leaves no worktree and no service behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    raise SystemExit(main())

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import cpu, usage
-from benchmarks.flood import Answers, Flood, flood
+from benchmarks.open_loop import Answers, Flood, flood
 from benchmarks.proc import children
 from benchmarks.service import Deployment, service
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,8 @@ class Deployment:
     """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
 
     ``source`` is the folder of the package ``tessera`` that runs. ``beside`` is a number of further models,
-    each the same checkpoint under a name of its own with workers of its own.
+    each the same checkpoint under a name of its own with workers of its own. The command of a frontend is
+    added to ``before``, which becomes it.
     """
 
     model_path: Path
@@ -43,6 +45,7 @@ class Deployment:
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
     source: Path = _ROOT / "components/src"
     beside: int = 0
+    before: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +93,8 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 inherited = shared_port.descriptors if shared_port else []
                 own = environment | (shared_port.seat(number, inherited) if shared_port else {})
                 log = logs / f"frontend-{number}.log"
-                processes.append(_start("tessera.frontend", flags, own, log, inherited))
+                start = partial(_start, inherited=inherited, before=deployment.before)
+                processes.append(start("tessera.frontend", flags, own, log))
             count = len(deployment.names)
             there = {"embed": count, "encode": count * (deployment.mode == "e_p")}
             there["frontends"] = deployment.frontends if together else 1
@@ -130,10 +134,11 @@ def _start(
     environment: dict[str, str],
     log: Path,
     inherited: Sequence[int] = (),
+    before: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            [*before, sys.executable, "-m", module, *flags],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any, Final
 
 import grpc.aio
 
-from tessera.budgets import Budget
 from tessera.errors import RequestCancelled
 from tessera.frontend.exchange import Exchange
+from tessera.turns import Turns
 
 # Of messages whose length is not known yet: two of the largest, each of which gRPC has twice for a moment.
 _UNKNOWN_BYTES: Final = 128 << 20
@@ -18,8 +17,6 @@ _UNKNOWN_BYTES: Final = 128 << 20
 _WINDOW_BYTES: Final = 1 << 16
 # A message that takes longer than this counts as one of the largest, and leaves its place to others.
 _SLOW_SECONDS: Final = 0.05
-
-
 # For a message without fields, which comes with its call.
 _EMPTY_SECONDS: Final = 1.0
 
@@ -35,13 +32,12 @@ async def skip_message(context: Any) -> None:
 class Receiver:
     """Receives few messages at a time: the length of one is known when it is there. Owned by one event loop.
 
-    Places are shared fairly between clients, and taken in the order in which they were asked for.
+    They are received in turns by client.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._places = Budget(lambda: max(1, _UNKNOWN_BYTES // max_bytes))
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._turns = Turns(max(1, _UNKNOWN_BYTES // max_bytes))
 
     async def receive(self, context: Any, exchange: Exchange) -> bytes:
         """Return the message of a call's context, whose bytes its exchange then holds.
@@ -49,8 +45,8 @@ class Receiver:
         Raises ``Overloaded`` where there is no room for it, and ``RequestCancelled`` where there is none.
         """
         exchange.hold(_WINDOW_BYTES)
-        await self._enter(exchange.client)
-        place = _Place(self, exchange)
+        await self._turns.take(exchange.client)
+        place = _Place(self._turns, exchange)
         slow = asyncio.get_running_loop().call_later(_SLOW_SECONDS, place.leave_for_bytes, self._max_bytes)
         try:
             # gRPC's iterator would hold the message until a full collection.
@@ -64,47 +60,19 @@ class Receiver:
         exchange.hold(len(raw))
         return raw  # type: ignore[no-any-return]
 
-    async def _enter(self, client: str) -> None:
-        if not self._waiting and self._places.admits(client, 1):
-            self._places.take(client, 1)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = client, turn
-        self._waiting.append(waiter)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not turn.cancelled():
-                self.leave(client)
-            raise
-
-    def leave(self, client: str) -> None:
-        """Give a client's place to those that wait."""
-        self._places.give(client, 1)
-        for waiter in tuple(self._waiting):
-            if self._places.used >= self._places.limit:
-                break
-            name, turn = waiter
-            if not turn.done() and self._places.admits(name, 1):
-                self._waiting.remove(waiter)
-                self._places.take(name, 1)
-                turn.set_result(None)
-
 
 class _Place:
-    """Holds a place until it is left."""
+    """Holds a slot until it is left."""
 
-    def __init__(self, receiver: Receiver, exchange: Exchange) -> None:
-        self._receiver = receiver
+    def __init__(self, turns: Turns, exchange: Exchange) -> None:
+        self._turns = turns
         self._exchange = exchange
         self._left = False
 
     def leave(self) -> None:
         if not self._left:
             self._left = True
-            self._receiver.leave(self._exchange.client)
+            self._turns.give(self._exchange.client)
 
     def leave_for_bytes(self, nbytes: int) -> None:
         """Hold the bytes of the largest message instead, if there is room for them."""

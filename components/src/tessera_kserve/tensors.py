@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import Any, Final
 
@@ -105,7 +106,10 @@ def of_raw(name: str, datatype: str, shape: Sequence[Json], raw: bytes | memoryv
     """A tensor out of raw contents, which it does not copy. Raises ``InvalidInput`` naming it."""
     sizes, said = check_head(name, datatype, shape), clip(name)
     if datatype == BYTES:
-        return _bytes_tensor(name, sizes, list(_elements(said, raw)))
+        elements = iter(_elements(said, raw))
+        found = list(islice(elements, min(prod(sizes), len(raw))))
+        # Those that do not fit are counted alone.
+        return _bytes_tensor(name, sizes, found, more=sum(1 for _ in elements))
     wanted = prod(sizes) * np.dtype(NUMPY[datatype]).itemsize
     if len(raw) != wanted:
         raise InvalidInput(
@@ -154,11 +158,11 @@ def json_values(tensor: Tensor) -> Values | list[str]:
     return tensor.values.ravel()
 
 
-def _bytes_tensor(name: str, sizes: tuple[int, ...], found: list[bytes]) -> Tensor:
-    if len(found) != prod(sizes):
+def _bytes_tensor(name: str, sizes: tuple[int, ...], found: list[bytes], *, more: int = 0) -> Tensor:
+    if (count := len(found) + more) != prod(sizes):
         said = clip(name)
         raise InvalidInput(
-            f"{said}: shape {list(sizes)} takes {prod(sizes)} elements, found {len(found)}", param=said
+            f"{said}: shape {list(sizes)} takes {prod(sizes)} elements, found {count}", param=said
         )
     values = np.empty(len(found), object)
     values[:] = found

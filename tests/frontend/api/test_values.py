@@ -107,6 +107,7 @@ def test_texts_of_brackets_and_the_largest_batches_are_read() -> None:
         (b'{"inputs": [{"name": "text", "data": ["a", "\\ud800"]}]}', "inputs[0].data[1]", 0),
         (b'{"input": "a", "user": "\\ud800"}', "user", 0),
         (b'"\\ud800"', None, 0),
+        (b'{"input": [' + b"1," * 700_000 + b'1], "user": "\\ud800"}', "user", 0),
     ],
 )  # fmt: skip
 def test_a_string_that_is_no_text_is_named(raw: bytes, param: str | None, at: int) -> None:
@@ -138,10 +139,9 @@ def test_partial_leaves_the_other_inputs() -> None:
         b'{"input": "\\ud800", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         b"\x89PNG\r\n\xff",
         b'{"input": [' + b'"",' * 550_000 + b'"\\ud800"]}',
-        b'{"input": [' + b"1," * 700_000 + b'1], "user": "\\ud800"}',
         b'{"input": [' + b"1," * 700_000 + b"]}",
     ],
-    ids=["cut off", "no number", "many digits", "deep", "a picture", "many strings", "numbers", "a comma"],
+    ids=["cut off", "no number", "many digits", "deep", "a picture", "many strings", "a comma"],
 )
 def test_what_is_no_json_besides_is_refused_as_that(raw: bytes) -> None:
     with pytest.raises(InvalidInput, match="the body is not valid JSON"):

@@ -1,0 +1,330 @@
+"""What one key sends to keep a service from the others; each flood goes on until its process is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB: Final = 1 << 20
+ALICE: Final = "sk-alice-0123456789"
+"""The key that floods."""
+
+_BODY_BYTES: Final = 60 * MIB
+_EMBEDDINGS: Final = "/v1/embeddings"
+# Of somebody who is refused.
+_PAUSE_SECONDS: Final = 0.02
+# Longer than a text that is tokenised on a thread may be, and as long as an input may be.
+_ACCENTS: Final = "e\u0301" * 1_900_000
+_NAME_SERVER: Final = "127.0.0.153"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Names the ports of a frontend on this host, the model, and the port of a host of pictures.
+
+    ``answers`` counts those to the flood by status, 0 for none; processes share it.
+    """
+
+    port: int
+    grpc_port: int
+    model: str
+    pictures: int
+    answers: MutableSequence[int]
+
+    def ask(self, path: str, body: bytes) -> None:
+        """Send a body whole and wait for its answer."""
+        with _connect(self, path, len(body)) as connection:
+            connection.sendall(body)
+            self.answered(connection)
+
+    def answered(self, connection: socket.socket) -> None:
+        """Wait for an answer and count it."""
+        head = connection.recv(64)
+        self.answers[int(head[9:12] or 0)] += 1
+
+
+Flood = Callable[[Target], Callable[[], None]]
+"""Makes what is sent, and returns what sends it."""
+
+
+def _connect(target: Target, path: str, length: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", target.port), timeout=120)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ALICE}\r\n"
+    connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode())
+    return connection
+
+
+def _again(send: Callable[[], None], times: int) -> Callable[[], None]:
+    """Return what does it without end, so many times at once."""
+
+    def repeat() -> None:
+        while True:
+            # The service may close a connection on which something is still to come.
+            with suppress(OSError):
+                send()
+            time.sleep(_PAUSE_SECONDS)
+
+    def repeat_all() -> None:
+        threads = [threading.Thread(target=repeat) for _ in range(times)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return repeat_all
+
+
+def whole(body: Callable[[Target], bytes], times: int = 1, *, leave: float | None = None) -> Flood:
+    """Return a flood of whole bodies; with ``leave`` their senders go away after so many seconds."""
+
+    def flood(target: Target) -> Callable[[], None]:
+        made = body(target)
+
+        def send() -> None:
+            with _connect(target, _EMBEDDINGS, len(made)) as connection:
+                began = time.monotonic()
+                connection.settimeout(leave or 120)
+                connection.sendall(made)
+                if leave is None:
+                    target.answered(connection)
+                else:
+                    time.sleep(max(0.0, began + leave - time.monotonic()))
+
+        return _again(send, times)
+
+    return flood
+
+
+def inputs(*texts: Any, **options: Any) -> Callable[[Target], bytes]:
+    """Return what makes a body with inputs."""
+    return lambda target: json.dumps(
+        {"model": target.model, "input": texts, **options}, ensure_ascii=False
+    ).encode()
+
+
+def values(item: bytes) -> Callable[[Target], bytes]:
+    """Return what makes a body that is full of an item."""
+    many = _BODY_BYTES // (len(item) + 1) - 1
+    return lambda _: b'{"input":[%s%s]}' % ((item + b",") * many, item)
+
+
+def token_ids(_: Target) -> bytes:
+    """Make a body of as many token ids as are read."""
+    row = b"[%s]" % b",".join([b"100000"] * 512)
+    return b'{"input":[%s]}' % b",".join([row] * 8191)
+
+
+def halves(path: str) -> Flood:
+    """Return a flood of 30 bodies without their last byte, which are held."""
+
+    def flood(target: Target) -> Callable[[], None]:
+        def send() -> None:
+            piece, left = b" " * MIB, _BODY_BYTES - 1
+            with _connect(target, path.format(model=target.model), _BODY_BYTES) as connection:
+                while left > 0:
+                    left -= connection.send(piece[:left])
+                target.answered(connection)
+
+        return _again(send, 30)
+
+    return flood
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
+
+
+def raw_contents(target: Target) -> bytes:
+    """Make a message of gRPC: a model's name, and a tensor without its description."""
+    return _named(target) + b"\x3a" + _varint(_BODY_BYTES) + bytes(_BODY_BYTES)
+
+
+def empty_tensors(target: Target) -> bytes:
+    """Make a message that is full of tensors of which nothing is described."""
+    return _named(target) + b"\x2a\x00" * (_BODY_BYTES // 2)
+
+
+def _named(target: Target) -> bytes:
+    return b"\x0a" + _varint(len(target.model)) + target.model.encode()
+
+
+def messages(
+    key: str, times: int, make: Callable[[Target], bytes] = raw_contents, *, stream: bool = False
+) -> Flood:
+    """Return a flood of messages of gRPC, so many at once, in a stream each or in calls."""
+
+    async def call(target: Target, raw: bytes) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        metadata = (("authorization", f"Bearer {key}"),)
+        while True:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{target.grpc_port}", options=options) as channel:
+                try:
+                    if stream:
+                        infer = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+                        async for _ in infer(iter([raw] * 4), metadata=metadata, timeout=120):
+                            target.answers[200] += 1
+                    else:
+                        once = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                        await once(raw, metadata=metadata, timeout=120)
+                        target.answers[200] += 1
+                except grpc.aio.AioRpcError as error:
+                    target.answers[error.code().value[0]] += 1
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def send_all(target: Target, raw: bytes) -> None:
+        await asyncio.gather(*(call(target, raw) for _ in range(times)))
+
+    def flood(target: Target) -> Callable[[], None]:
+        raw = make(target)
+        return lambda: asyncio.run(send_all(target, raw))
+
+    return flood
+
+
+def _picture(url: str) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": url}}]
+
+
+def addresses(pattern: str, number: int, times: int) -> Flood:
+    """Return a flood of requests for pictures by so many addresses, never the same."""
+
+    def flood(target: Target) -> Callable[[], None]:
+        numbers = count()
+
+        def send() -> None:
+            urls = [pattern.format(port=target.pictures, number=next(numbers)) for _ in range(number)]
+            target.ask(_EMBEDDINGS, inputs(*map(_picture, urls), partial=True)(target))
+
+        return _again(send, times)
+
+    return flood
+
+
+def fresh_pictures(target: Target) -> Callable[[], None]:
+    """Send pictures that no cache has seen, 16 in each of 4 requests."""
+
+    def send() -> None:
+        encoded = (base64.b64encode(fresh(tile())).decode() for _ in range(16))
+        pictures = (_picture(f"data:image/jpeg;base64,{data}") for data in encoded)
+        target.ask(_EMBEDDINGS, inputs(*pictures)(target))
+
+    return _again(send, 4)
+
+
+def nothing(_: Target) -> Callable[[], None]:
+    """Send nothing."""
+    return partial(time.sleep, 3600)
+
+
+SLOW_NAMES: Final = "8 slow names"
+FLOODS: Final[dict[str, Flood]] = {
+    "nothing": nothing,
+    "60 MB of []": whole(values(b"[]")),
+    "60 MB of {}": whole(values(b"{}")),
+    "60 MB of integers": whole(values(b"1")),
+    '60 MB of ""': whole(values(b'""')),
+    "4.2 million token ids": whole(token_ids),
+    "one text of 60 MB": whole(inputs("word " * (_BODY_BYTES // 5))),
+    "4 x 38 million characters": whole(inputs(*[_ACCENTS] * 10), 4),
+    "4 x 38 million, and leave": whole(inputs(*[_ACCENTS] * 10), 4, leave=1.0),
+    "4 x 100 long texts": whole(inputs(*["e\u0301" * 120_000] * 100), 4),
+    "24 messages, wrong key": messages("sk-wrong-0123456789", 24),
+    "24 messages": messages(ALICE, 24),
+    "4 messages, empty tensors": messages(ALICE, 4, empty_tensors),
+    "8 streams of messages": messages(ALICE, 8, stream=True),
+    SLOW_NAMES: addresses("http://slow{number}.example/x", 8, 4),
+    "3 x 256 slow pictures": addresses("http://127.0.0.1:{port}/slow/{number}", 256, 3),
+    "pictures with bytes behind": addresses("http://127.0.0.1:{port}/behind/{number}", 16, 4),
+    "30 half bodies": halves(_EMBEDDINGS),
+    "30 half bodies, KServe": halves("/v2/models/{model}/infer"),
+    "fresh pictures": fresh_pictures,
+}
+"""By what is sent, at once and again and again."""
+
+
+def tile() -> bytes:
+    """Make a photo of 512 x 512 pixels."""
+    coarse = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(coarse).resize((512, 512), Image.Resampling.BICUBIC).save(file, "JPEG")
+    return file.getvalue()
+
+
+def fresh(picture: bytes) -> bytes:
+    """Return a file of the same picture that no cache has seen."""
+    return picture + random.randbytes(8)
+
+
+class PictureHost:
+    """Answers ``/slow`` with a byte now and then, ``/behind`` with bytes behind it, others at once."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+
+    def serve(self) -> None:
+        """The main of its process."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._tile = tile()
+        async with await asyncio.start_server(self._answer, sock=self._listener) as server:
+            await server.serve_forever()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+                data = fresh(self._tile)
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data)
+                if path.startswith(b"/slow"):
+                    writer.write(head)
+                    for at in range(20):
+                        writer.write(data[at : at + 1])
+                        await writer.drain()
+                        await asyncio.sleep(0.5)
+                    break
+                behind = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil" * path.startswith(b"/behind")
+                writer.write(head + data + behind)
+                await writer.drain()
+        writer.close()
+
+
+@contextmanager
+def silent_names(folder: str) -> Iterator[Sequence[str] | None]:
+    """Give what a command begins with that asks a silent name server; None without the rights."""
+    settings = os.path.join(folder, "resolv.conf")
+    with open(settings, "w", encoding="utf-8") as file:
+        file.write(f"nameserver {_NAME_SERVER}\n")
+    mount = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, settings]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        try:
+            subprocess.run([*command, "true"], check=True, capture_output=True)
+            server.bind((_NAME_SERVER, 53))
+        except (OSError, subprocess.CalledProcessError):
+            yield None
+        else:
+            yield command
