@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from tessera.errors import ConfigError
 from tessera.extras import missing
-from tessera_corpus.item import Failure, Row
+from tessera_corpus.item import Failure, Row, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
+from tessera_corpus.sources import cells
 from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.lines import made_of
 from tessera_corpus.sources.media import Media
@@ -39,6 +40,13 @@ class Table:
     def position(self) -> Position:
         return Position(read=self._read, most=self._most)
 
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        name, _, number = place.rpartition(":")
+        return name == str(self.path) and number.isdecimal() and self.shard.holds(file_of(id, page))
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where it cannot be read, or has neither texts nor images."""
         yield from ahead(self._works())
@@ -61,20 +69,20 @@ class Table:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path}: {error}") from None
         return [
-            self._row(self._id_of(values, names, number), values, names, number)
-            for values in found.to_pylist()
+            row
+            for values in cells.rows_of(found)
+            for row in self._rows(self._id_of(values, names, number), values, names, number)
         ]
 
     def _id_of(self, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> str:
-        id = values.get(names.get("id", ""))
-        return f"{self.path}:{number}" if id is None or id == "" else str(id)
+        return cells.id_of(values.get(names.get("id", ""))) or f"{self.path}:{number}"
 
     def _works(self) -> Iterator[Work]:
         names, batches = self._opened()
         number = 0
         try:
             for batch in batches:
-                for values in batch.to_pylist():
+                for values in cells.rows_of(batch):
                     self._read += 1
                     id = self._id_of(values, names, number)
                     number += 1
@@ -86,23 +94,35 @@ class Table:
     def _work(self, id: str, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> Work:
         # Bytes are there; what is named has to be read.
         if isinstance(values.get(names.get("image", "")), str | dict):
-            return lambda: [self._row(id, values, names, number)]
-        return [self._row(id, values, names, number)]
+            return lambda: self._rows(id, values, names, number)
+        return self._rows(id, values, names, number)
 
-    def _row(self, id: str, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> Row:
+    def _rows(self, id: str, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> list[Row]:
         source = f"{self.path}:{number}"
-        text, image, page = (values.get(names.get(key, "")) for key in ("text", "image", "page"))
+
+        def failed(key: str, reason: str) -> list[Row]:
+            said = f"{names[key]}: {reason}" if key else reason
+            return [Failure(id=id, source=source, page=page, reason=said)]
+
+        page: int | None = None
+        for key in ("id", "text", "image"):
+            if isinstance(bad := values.get(names.get(key, "")), cells.Unreadable):
+                return failed(key, bad.reason)
+        try:
+            page = cells.page_of(values.get(names.get("page", "")))
+        except ValueError as error:
+            return failed("page", str(error))
+        text, image = cells.text_of(values.get(names.get("text", ""))), values.get(names.get("image", ""))
         if isinstance(image, dict):
             image = image.get("bytes") or image.get("path")
-        if page is not None and (isinstance(page, bool) or not isinstance(page, int)):
-            return Failure(id=id, source=source, reason=f"{names['page']}: expected a number")
+        if isinstance(text, cells.Unreadable):
+            return failed("text", text.reason)
         if text is not None and not isinstance(text, str):
-            return Failure(id=id, source=source, page=page, reason=f"{names['text']}: expected a text")
+            return failed("text", "expected a text")
         if image is not None and not isinstance(image, str | bytes):
-            reason = f"{names['image']}: expected bytes, a path or a URL"
-            return Failure(id=id, source=source, page=page, reason=reason)
+            return failed("image", "expected bytes, a path or a URL")
         if not image and not (text or "").strip():
-            return Failure(id=id, source=source, page=page, reason="neither text nor image")
+            return failed("", "neither text nor image")
         return made_of(id, source, text or "", image or "", self.media, page)
 
     def _opened(self) -> tuple[dict[str, str], Iterator[Any]]:
