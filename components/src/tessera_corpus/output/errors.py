@@ -56,12 +56,15 @@ class ErrorTable:
 
     def forget_gone(self, gone: Callable[[Origin], bool]) -> None:
         """Forget earlier failures of what is not there any more."""
-        for some in (self._failures, self._duplicates):
-            for key, failure in list(some.items()):
-                origin = Origin(id=failure.id, source=failure.source, page=failure.page)
-                if _line(failure) not in self._added and gone(origin):
-                    del some[key]
-                    self._changed = True
+
+        def left(failure: Failure) -> bool:
+            origin = Origin(id=failure.id, source=failure.source, page=failure.page)
+            return _line(failure) in self._added or not gone(origin)
+
+        before = len(self._failures) + len(self._duplicates)
+        self._failures = {key: failure for key, failure in self._failures.items() if left(failure)}
+        self._duplicates = {key: failure for key, failure in self._duplicates.items() if left(failure)}
+        self._changed |= len(self._failures) + len(self._duplicates) < before
 
     def publish(self) -> None:
         """Raises ``OutputFailed``."""
