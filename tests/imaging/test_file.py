@@ -170,7 +170,8 @@ def test_a_gif_frame_can_be_larger_than_its_screen() -> None:
         b"<svg xmlns='http://www.w3.org/2000/svg' width='10' height='10'/>",
         b"%PDF-1.7",
         b"RIFF\0\0\0\0WAVEfmt ",
-        b"\0\0\0\x18ftypavif",
+        b"\0\0\0\x18ftypmp42",
+        b"\0\0\0\x0cJXL \r\n\x87\n",
         b"%!PS-Adobe-3.0",
     ],
 )

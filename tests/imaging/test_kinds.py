@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tessera import heif
 from tessera.errors import InvalidInput, RequestError, UnsupportedMedia
 from tessera.imaging import Picture, open_image
 from tessera.tiff import cut, pages
 from tessera_corpus.results.thumbnail import Thumbnails
-from tests.imaging.kinds import kinds, of_samples, ramp, tiff
+from tests.imaging.kinds import kinds, of_samples, ramp, tiff, upright
 from tests.imaging.test_picture import photo, saved
 
 KINDS = kinds()
@@ -199,3 +200,68 @@ def test_a_later_frame_of_a_program_s_animation_lies_on_those_before() -> None:
         image.seek(1)
         found = Picture(bitmap(image, param="x"), param="x").image
     assert np.abs(np.asarray(found).astype(int) - np.asarray(frames[1])).max() < 8
+
+
+def of_phone(kind: str, turn: int = 1, mode: str = "RGB") -> tuple[bytes, np.ndarray]:
+    """A file with a turn in its boxes, and what was put into it."""
+    picture = photo(96, 64).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    picture.info["exif"] = exif.tobytes()
+    options = {"exif": exif} if kind == "AVIF" else {}
+    return saved(picture, kind, quality=95, **options), upright(np.asarray(picture.convert("RGB")), turn)
+
+
+@pytest.fixture(params=["AVIF", "HEIF"])
+def phone(request: pytest.FixtureRequest) -> str:
+    if request.param == "HEIF":
+        pytest.importorskip("pillow_heif", reason="needs pillow-heif")
+        heif.load_codecs()
+    return str(request.param)
+
+
+def test_pictures_of_phones_are_decoded_confined_and_upright(phone: str, decoder: Thumbnails) -> None:
+    for turn in range(1, 9):
+        data, shows = of_phone(phone, turn)
+        assert heif.format_of(data) == phone
+        assert Picture(data, param="x").size == shows.shape[1::-1]
+        found = decoder.make(data, source="x")
+        assert isinstance(found, Image.Image), found
+        assert found.size == shows.shape[1::-1]
+        assert np.abs(np.asarray(found).astype(int) - shows).mean() < 12
+    clear = Image.new("RGBA", (64, 64), (200, 30, 60, 0))
+    found = decoder.make(saved(clear, phone), source="x")
+    assert isinstance(found, Image.Image) and found.getpixel((30, 30)) == (255, 255, 255)
+
+
+def test_no_library_opens_such_a_file_before_a_decoder(phone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, shows = of_phone(phone, 6)
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(Image, "open", opened)
+    assert Picture(data, param="x").size == shows.shape[1::-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_files_of_phones_are_read_or_refused(phone: str) -> None:
+    data, _ = of_phone(phone)
+    for end in range(0, len(data), max(1, len(data) // 200)):
+        with pytest.raises(RequestError):
+            _ = Picture(data[:end], param="x").image
+    random = np.random.default_rng(2)
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[random.integers(400)] = random.integers(256)
+        try:
+            picture = Picture(bytes(changed), param="x", max_pixels=1 << 16)
+            assert picture.image.size == picture.size
+        except RequestError as error:
+            assert error.param == "x"
+
+
+def test_what_is_missing_for_a_heic_file_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heif, "absent", lambda *names: names)
+    with pytest.raises(UnsupportedMedia, match=r"input\[1\] is a HEIC file, which needs pillow-heif"):
+        Picture(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", param="input[1]")

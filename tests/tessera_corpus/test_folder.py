@@ -63,20 +63,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_is_passed_over_is_counted_by_kind_and_by_shard(tmp_path: Path) -> None:
-    names = ("a.HEIC", "b.heic", "b/c.docx", "README", "data.parquet", ".hidden", "read.txt")
+    names = ("a.CR2", "b.cr2", "b/c.docx", "README", "data.parquet", ".hidden", "read.txt")
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("t")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "x.bin").touch()
-    everything = {".heic": 2, ".docx": 1, "without an ending": 1, ".parquet": 1, "hidden": 2}
+    everything = {".cr2": 2, ".docx": 1, "without an ending": 1, ".parquet": 1, "hidden": 2}
     folder = Folder(root=tmp_path, max_bytes=100)
     assert [row.id for row in folder.rows()] == ["read.txt"] and folder.passed_over() == everything
     parts = [Folder(root=tmp_path, max_bytes=100, shard=Shard(number, 3)) for number in (1, 2, 3)]
     assert sum(len(list(part.rows())) for part in parts) == 1
     assert sum((Counter(part.passed_over()) for part in parts), Counter()) == everything
     said = said_of(everything)
-    assert said.startswith("7 files passed over: .heic 2, hidden 2, ") and said.endswith(
+    assert said.startswith("7 files passed over: .cr2 2, hidden 2, ") and said.endswith(
         "where they are named"
     )
     assert said_of({"links": 1}) == "1 file passed over: links 1"

@@ -37,12 +37,15 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from tessera import tiff
+from tessera import heif, tiff
 from tessera.compositing import Transparency, to_rgb
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
+from tessera.heif import needs_threads as needs_threads
 from tessera.tiff import UPRIGHT
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_OF_PILLOW: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS: Final = (*_OF_PILLOW, "AVIF")
+"""Those that every installation reads; HEIC needs a package, see ``heif``."""
 
 MAX_PIXELS: Final = 1 << 27
 """No setting goes beyond it; a decoded image takes four bytes for each pixel."""
@@ -65,6 +68,7 @@ def load_codecs() -> None:
     from PIL import ImageCms  # noqa: F401  Colours of LAB.
 
     Image.init()
+    heif.load_codecs()
     file = BytesIO()
     Image.new("RGB", (64, 64)).save(file, "PNG")
     decode(file.getvalue(), param="warm-up")
@@ -73,15 +77,17 @@ def load_codecs() -> None:
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        sampled: ImageFile.ImageFile | None = None
+        own: ImageFile.ImageFile | None = None
         if tiff.is_tiff(data):
-            data, sampled = tiff.open_tiff(data, param=param)
+            data, own = tiff.open_tiff(data, param=param)
+        elif (kind := heif.format_of(data)) is not None:
+            own = heif.HeifFile(data, kind, param=param)
         elif data[:2] in (b"II", b"MM"):
             # Pillow also reads dialects of TIFF to which no decoder here is put.
             raise UnidentifiedImageError("not a classic TIFF")
         file = _MeteredFile(data)
         try:
-            image = sampled or Image.open(file, formats=FORMATS)
+            image = own or Image.open(file, formats=_OF_PILLOW)
         except UnidentifiedImageError:
             if tiff.is_tiff(data):
                 raise tiff.unread(data, param=param) from None
@@ -100,10 +106,10 @@ def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> Imag
 def orientation(image: ImageFile.ImageFile) -> int:
     """The EXIF orientation, 1 to 8, that is still to be undone after decoding; ask before ``load``.
 
-    What stands after the pixels is not looked at, unreadable metadata counts as none, and a TIFF is turned
-    upright by its decoder.
+    What stands after the pixels is not looked at, unreadable metadata counts as none, and TIFF, AVIF and HEIC
+    are turned upright by their decoders.
     """
-    if image.format == "TIFF":
+    if image.format == "TIFF" or isinstance(image, heif.HeifFile):
         return 1
     try:
         if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:

@@ -16,7 +16,7 @@ from tessera.sandbox.memory import Memory
 SIDE: Final = 400
 """Pixels of the longer side; a smaller picture stays as it is, but for what tells its right side up."""
 
-_LIMITS: Final = Limits(seconds=20.0, memory_bytes=2 << 30)
+_LIMITS: Final = Limits(seconds=20.0, memory_bytes=2 << 30, threads=imaging.needs_threads())
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

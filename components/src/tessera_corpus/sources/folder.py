@@ -21,7 +21,10 @@ from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.pictures import picture_rows
 
 PICTURES: Final = frozenset(
-    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+        *(".avif", ".heic", ".heif", ".hif"),
+    )
 )
 TEXTS: Final = frozenset({".txt", ".md"})
 DOCUMENTS: Final = frozenset({".pdf"})
