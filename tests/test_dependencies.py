@@ -20,6 +20,7 @@ KNOWN = {
     "triton": "torch",
     # Several distributions have something in it.
     "google": "protobuf",
+    "pillow_heif": "pillow-heif",
     "quack": "quack-kernels",
     "flash_attn": "flash-attn-4",
     "tensorrt": "tensorrt",
@@ -67,7 +68,7 @@ def distributions() -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     extras = {name: set(lines) for name, lines in PROJECT["optional-dependencies"].items()}
-    needed = ("worker", "nixl", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
+    needed = ("worker", "nixl", "heic", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
     service = names(PROJECT["dependencies"]) | set().union(*(names(list(extras[extra])) for extra in needed))
     exporters = {name for name in service if name.startswith("opentelemetry-exporter-")}
     corpus = set().union(*(names(list(extras[extra])) for extra in ("corpus", "lance", "ray")))

@@ -26,13 +26,13 @@ ANSWERS = msgspec.msgpack.Decoder(str)
 LIMITS = Limits(seconds=1.0, memory_bytes=1 << 28)
 
 
-def start() -> Pool[str]:
+def start(limits: Limits = LIMITS) -> Pool[str]:
     return Pool(
         "test renderer",
         "tests.sandbox.attempts:Handler",
         "given",
         ANSWERS,
-        LIMITS,
+        limits,
         shared_bytes=4096,
         count=1,
     )
@@ -73,6 +73,17 @@ def test_what_a_confined_process_cannot_do(pool: Pool[str], name: str) -> None:
     }.get(name, str(errno.EPERM))
     assert attempt(pool, name)[0] == refused
     assert attempt(pool, "read")[0] == "given 4"
+
+
+def test_threads_where_a_decoder_needs_some_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", folder())
+    pool = start(msgspec.structs.replace(LIMITS, threads=True))
+    try:
+        for name in ATTEMPTS:
+            allowed = {"thread": "done", "clone3": str(errno.ENOSYS), "import": "ModuleNotFoundError"}
+            assert attempt(pool, name)[0] == allowed.get(name, str(errno.EPERM)), name
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("name", [*ENDS, "garbage"])

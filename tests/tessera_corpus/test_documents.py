@@ -26,7 +26,7 @@ from tessera.local.content import ImageFile
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item
 from tessera_corpus.pdf import PdfMode, PictureFormat
-from tests.tessera_corpus.pdf_files import endless, image, line, pdf
+from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream
 
 pytestmark = pytest.mark.confines
 
@@ -391,7 +391,58 @@ def test_what_waits_is_bounded() -> None:
         documents.close()
 
 
-SEEDS = [*FILES.values(), pdf([line("secret")], password=b"word"), endless()]
+def form(field: str, *, appearances: str = "") -> bytes:
+    """A page with a line and a field, whose appearance may be objects 11 (a text) and 12 (a mark)."""
+    box = "/Type/XObject/Subtype/Form/BBox[0 0 200 30]/Resources<</Font<</F 3 0 R>>>>"
+    objects = [
+        f"<</Type/Annot/Subtype/Widget/Rect[20 20 180 50]{field}>>".encode(),
+        stream(b"BT /F 18 Tf 2 6 Td (4711 EUR) Tj ET", box),
+        stream(b"0 g 2 2 16 16 re f", box),
+    ]
+    acro = f"/AcroForm<</Fields[10 0 R]/DA(/F 12 Tf 0 g)/DR<</Font<</F 3 0 R>>>>{appearances}>>"
+    return pdf([line("Invoice")], page="/Annots[10 0 R]", catalog=acro, objects=objects)
+
+
+@pytest.mark.parametrize(
+    ("field", "appearances", "said"),
+    [
+        ("/F 4/FT/Tx/T(a)/V(4711 EUR)/AP<</N 11 0 R>>", "", "4711 EUR"),
+        ("/F 4/FT/Tx/T(a)/V(4711 EUR)/DA(/F 12 Tf 0 g)", "", "4711 EUR"),
+        ("/F 4/FT/Tx/T(a)/V(4711 EUR)/DA(/F 12 Tf 0 g)", "/NeedAppearances true", "4711 EUR"),
+        ("/F 4/FT/Tx/T(a)/V(4711 EUR)", "/NeedAppearances true", "4711 EUR"),
+        ("/F 4/FT/Btn/T(c)/V/Yes/AS/Yes/AP<</N<</Yes 12 0 R>>>>", "", ""),
+        ("/F 4/FT/Btn/T(c)/V/Yes/AS/Yes/MK<</CA(4)>>", "", ""),
+        ("/F 4/FT/Ch/Ff 131072/T(c)/V(two)/Opt[(one)(two)]/DA(/F 12 Tf 0 g)", "", "two"),
+    ],
+    ids=["text", "no appearance", "asked for", "no font", "box", "box without appearance", "choice"],
+)
+def test_what_a_form_is_filled_in_with_is_drawn_and_read(
+    both: Drawing, field: str, appearances: str, said: str
+) -> None:
+    empty, filled = both.rows(form("/F 4/FT/Tx/T(a)"), form(field, appearances=appearances))
+    assert isinstance(empty, Item) and isinstance(filled, Item)
+    assert empty.parts[1] == "Invoice" and filled.parts[1] == ("Invoice\n" + said).strip()
+    # Below the line, in the field's place.
+    before, after = pixels(empty), pixels(filled)
+    lower = slice(before.shape[0] // 2, None)
+    assert (before[lower] == 255).all() and (after[lower] < 128).any()
+
+
+@pytest.mark.parametrize(
+    "field", ["/F 2/FT/Tx/T(a)/V(4711 EUR)/AP<</N 11 0 R>>", "/F 4/FT/Btn/AS/Off/AP<</N<</Yes 12 0 R>>>>"]
+)
+def test_a_hidden_field_and_an_empty_box_are_not_shown(both: Drawing, field: str) -> None:
+    (page,) = both.rows(form(field))
+    assert isinstance(page, Item) and page.parts[1] == "Invoice"
+    assert (pixels(page)[150:] == 255).all()
+
+
+SEEDS = [
+    form("/F 4/FT/Tx/T(a)/V(4711 EUR)"),
+    *FILES.values(),
+    pdf([line("secret")], password=b"word"),
+    endless(),
+]
 
 
 def mutated(random: np.random.Generator, data: bytes) -> bytes:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tessera.errors import ConfigError
+from tessera.imaging import decode
 from tessera.local.content import ImageFile
 from tessera_corpus.item import Document, Failure, Item
 from tessera_corpus.shard import Shard
+from tessera_corpus.sources.choice import glob_pattern
 from tessera_corpus.sources.folder import Folder
+from tessera_corpus.sources.passed import said_of
+from tests.imaging.test_kinds import several
 
 
 def read(root: Path, shard: Shard | None = None) -> list[Item | Document | Failure]:
@@ -53,8 +58,64 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (root / "folder").symlink_to(tmp_path / "outside")
     (root / "round").symlink_to(root)
     (root / "nowhere.txt").symlink_to(tmp_path / "nowhere")
-    assert reasons(root) == dict.fromkeys(("file.txt", "folder", "round", "nowhere.txt"), "a link")
-    assert len(read(root)) == 4
+    folder = Folder(root=root, max_bytes=100)
+    assert not list(folder.rows()) and folder.passed_over() == {"links": 4}
+
+
+def test_what_is_passed_over_is_counted_by_kind_and_by_shard(tmp_path: Path) -> None:
+    names = ("a.CR2", "b.cr2", "b/c.docx", "README", "data.parquet", ".hidden", "read.txt")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("t")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x.bin").touch()
+    everything = {".cr2": 2, ".docx": 1, "without an ending": 1, ".parquet": 1, "hidden": 2}
+    folder = Folder(root=tmp_path, max_bytes=100)
+    assert [row.id for row in folder.rows()] == ["read.txt"] and folder.passed_over() == everything
+    parts = [Folder(root=tmp_path, max_bytes=100, shard=Shard(number, 3)) for number in (1, 2, 3)]
+    assert sum(len(list(part.rows())) for part in parts) == 1
+    assert sum((Counter(part.passed_over()) for part in parts), Counter()) == everything
+    said = said_of(everything)
+    assert said.startswith("7 files passed over: .cr2 2, hidden 2, ") and said.endswith(
+        "where they are named"
+    )
+    assert said_of({"links": 1}) == "1 file passed over: links 1"
+    assert said_of({f".{number}": 1 for number in range(12)}).endswith(", others 4")
+
+
+def test_pages_of_a_tiff_are_rows(tmp_path: Path) -> None:
+    (tmp_path / "fax.tif").write_bytes(several(10, 20, 30, marks=(0, 0, 1)))
+    (tmp_path / "one.tif").write_bytes(several(10))
+    rows = list(Folder(root=tmp_path, max_bytes=10_000).rows())
+    assert [(row.id, row.page) for row in rows if isinstance(row, Item)] == [
+        ("fax.tif#page=1", 1),
+        ("fax.tif#page=2", 2),
+        ("one.tif", None),
+    ]
+    shown = [decode(part.data, param="x") for row in rows for part in row.parts]  # type: ignore[union-attr]
+    assert [image.getpixel((0, 0))[0] for image in shown] == [10, 20, 10]
+    assert rows[2].parts == (ImageFile(several(10)),)  # type: ignore[union-attr]
+
+
+def test_a_source_knows_what_it_would_give(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("t")
+    folder = Folder(root=tmp_path, max_bytes=100, prefix="in/", pattern=glob_pattern("*.pdf"))
+    assert folder.gives("in/b.pdf", f"{tmp_path}/b.pdf", None)
+    assert folder.gives("in/b.pdf#page=3", f"{tmp_path}/b.pdf", 3)
+    for id, place, page in (
+        ("b.pdf", f"{tmp_path}/b.pdf", None),
+        ("in/b.pdf#page=3", f"{tmp_path}/b.pdf", 2),
+        ("in/c/b.pdf", f"{tmp_path}/c/b.pdf", None),
+        ("in/b.txt", f"{tmp_path}/b.txt", None),
+        ("in/b.pdf", "/elsewhere/b.pdf", None),
+    ):
+        assert not folder.gives(id, place, page)
+    here = Folder(root=Path("."), max_bytes=100)
+    assert here.gives("b/c.txt", "b/c.txt", None) and not here.gives("c.txt", "b/c.txt", None)
+    (tmp_path / "a.txt").unlink()
+    assert not folder.gives("in/b.pdf", f"{tmp_path}/b.pdf", None), "perhaps it is not mounted"
+    parts = [Folder(root=Path("."), max_bytes=100, shard=Shard(number, 3)) for number in (1, 2, 3)]
+    assert [part.gives("a.pdf#page=1", "a.pdf", 1) for part in parts].count(True) == 1
 
 
 def test_what_is_no_item_is_a_row_with_the_reason(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from tessera.models.base import Role, Truncate
 from tessera_corpus.item import Document, Failure, Item, Row, request_of
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.choice import open_source
-from tessera_corpus.sources.lines import Honoured
+from tessera_corpus.sources.lines import Honoured, Lines
+from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.settings import FetchPolicy, SourceSettings
+from tests.imaging.test_kinds import several
 
 HONOURED = Honoured(models=("org/model",), dimensions=256, truncate=Truncate.END)
 
@@ -203,3 +205,39 @@ def test_urls_are_fetched_under_the_policy_and_come_in_order(tmp_path: Path, ser
         isinstance(row, Item) and row.parts == (ImageFile(f"/{row.id}.png".encode()),) for row in rows[:-1]
     )
     assert "status 404" in reasons(rows)["gone"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    path = written(tmp_path, mark + b'{"id":"a","text":"x"}\n', {"id": "b", "text": "y"}, mark + b"\n")
+    assert [row.id for row in read(path)] == ["a", "b"]
+    (first,) = Lines(
+        name="in",
+        path=path,
+        media=Media(None, FetchPolicy(), 10),
+        honoured=None,
+        max_bytes=100,
+        shard=Shard(),
+    ).at(1)
+    assert isinstance(first, Item) and first.id == "a"
+
+
+def test_what_a_file_holds_decides_what_its_rows_are(tmp_path: Path) -> None:
+    (tmp_path / "fax.tif").write_bytes(several(10, 20))
+    (tmp_path / "page.png").write_bytes(b"%PDF-1.7")
+    lines = [{"id": "fax", "image": "fax.tif"}, {"id": "beside", "image": "fax.tif", "text": "t"}]
+    rows = read(written(tmp_path, *lines, {"id": "page", "image": "page.png"}), tmp_path)
+    assert [row.id for row in rows] == ["fax#page=1", "fax#page=2", "beside", "page"]
+    assert reasons(rows) == {"beside": "a TIFF file of 2 pages, and there is one text beside it"}
+    assert isinstance(rows[3], Document)
+
+
+def test_lines_know_what_they_would_give(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    source = open_source([str(path)], SourceSettings(), HONOURED)
+    assert source.gives("any", f"{path}:7", None) and source.gives("a#3", f"{path}:7", None)
+    assert not source.gives("any", str(path), None) and not source.gives("any", "other.jsonl:7", None)
+    assert not open_source(["-"], SourceSettings(), HONOURED).gives("a", "standard input:7", None)
+    parts = [open_source([str(path)], SourceSettings(shard_text=f"{k}/3"), HONOURED) for k in (1, 2, 3)]
+    assert [part.gives("any", f"{path}:7", None) for part in parts].count(True) == 1
+    assert not any(part.gives("request#3", f"{path}:7", None) for part in parts)

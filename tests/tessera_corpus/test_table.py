@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.parquet import Unread
 from tessera_corpus.sources.settings import Columns, FetchPolicy, SourceSettings
 from tessera_corpus.sources.table import Table
+from tests.imaging.test_kinds import several
 from tests.tessera_corpus.output.made import write_lance
 
 HONOURED = Honoured(models=(), dimensions=256)
@@ -227,3 +230,83 @@ def test_every_row_can_be_read_again(tmp_path: Path, good: bytes) -> None:
             table.at(0)
     finally:
         media.close()
+
+
+def of_bytes(values: list[bytes]) -> pa.Array:
+    """A column of texts that may be none, as a program in another language can write it."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+@pytest.mark.parametrize(
+    ("column", "bad", "said"),
+    [
+        ("text", of_bytes([b"a", b"R\xc9UNION", b"c"]), "text: not UTF-8 from byte 1 on"),
+        ("text", pa.array([b"a", b"R\xc9UNION", b"c"]), "text: not UTF-8 from byte 1 on"),
+        ("id", of_bytes([b"a", b"\xff", b"c"]), "id: not UTF-8 from byte 0 on"),
+        ("id", pa.array([1, 1 << 55, 3], pa.timestamp("ms")), "id: out of range"),
+        ("id", pa.array([1, 10**8, 3], pa.date32()), "id: out of range"),
+        ("page", pa.array([1, 1 << 31, 3]), "page: 2147483648 is no number of a page"),
+        ("page", pa.array([1, (1 << 64) - 1, 3], pa.uint64()), "page: 18446744073709551615 is no"),
+        ("page", pa.array([1, -1, 3]), "page: -1 is no number of a page"),
+        ("page", pa.array([1, 2.5, 3]), "page: expected a number, not '2.5'"),
+        ("page", pa.array([1, float("inf"), 3]), "page: expected a number, not 'inf'"),
+        ("page", pa.array(["1", "iv", "3"]), "page: expected a number, not 'iv'"),
+        ("page", pa.array([0, 1 << 55, 3], pa.timestamp("ms")), "page: "),
+        ("page", pa.array([[1], [2], [3]]), "page: expected a number"),
+    ],
+)
+def test_a_bad_value_is_a_failure_of_its_row(tmp_path: Path, column: str, bad: pa.Array, said: str) -> None:
+    columns = {"id": ["x", "y", "z"], "text": ["t", "u", "v"]} | {column: bad}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    rows = read(tmp_path / "in.parquet")
+    failures = [row for row in rows if isinstance(row, Failure)]
+    # A page of another type is one in every row.
+    every = column == "page" and not isinstance(bad[0].as_py(), int | float | str)
+    assert len(rows) == 3 and len(failures) == (3 if every else 1)
+    assert all(failure.reason.startswith(said) and failure.page is None for failure in failures)
+    assert rows[1] in failures
+
+
+def test_pages_of_any_type_and_ids_of_bytes(tmp_path: Path) -> None:
+    for number, pages in enumerate(
+        (
+            pa.array([1.0, float("nan"), 3.0]),
+            pa.array(["1", "", "3"]),
+            pa.array([Decimal(1), None, Decimal(3)]),
+            pa.array([1, None, 3], pa.uint64()),
+        )
+    ):
+        path = tmp_path / f"{number}.parquet"
+        ids = pa.array([b"\0\1", b"\xff\xfe", b"ab"], pa.binary(2) if number % 2 else pa.binary())
+        pq.write_table(pa.table({"id": ids, "text": [b"t", b"u", b"v"], "page": pages}), path)
+        rows = read(path)
+        assert [(row.id, row.page) for row in rows if isinstance(row, Item)] == [
+            ("0001", 1),
+            ("fffe", None),
+            ("6162", 3),
+        ]
+    unique = uuid.UUID(int=5)
+    pq.write_table(
+        pa.table({"id": pa.array([unique.bytes], pa.uuid()), "text": ["t"]}), tmp_path / "uuid.parquet"
+    )
+    (row,) = read(tmp_path / "uuid.parquet")
+    assert row.id == str(unique)
+
+
+def test_documents_and_scans_in_a_column(tmp_path: Path) -> None:
+    images = pa.array([b"%PDF-1.7", several(10, 20)], pa.binary())
+    pq.write_table(pa.table({"id": ["a", "b"], "image": images}), tmp_path / "in.parquet")
+    document, first, second = read(tmp_path / "in.parquet")
+    assert isinstance(document, Document) and document.id == "a"
+    assert [(row.id, row.page) for row in (first, second) if isinstance(row, Item)] == [
+        ("b#page=1", 1),
+        ("b#page=2", 2),
+    ]
+
+
+def test_a_glob_that_no_shell_has_replaced(tmp_path: Path) -> None:
+    for name in "ab":
+        pq.write_table(pa.table({"id": [name], "text": ["t"]}), tmp_path / f"{name}.parquet")
+    assert [row.id for row in read(tmp_path / "*.parquet")] == ["a", "b"]
+    with pytest.raises(ConfigError, match="no such file"):
+        read(tmp_path / "*.jsonl")

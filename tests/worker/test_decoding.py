@@ -50,6 +50,7 @@ from tessera.worker.decoding import (
 )
 from tessera_tools.random_checkpoint.checkpoint import families
 from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
+from tests.imaging.kinds import of_samples, ramp
 
 MAX_PIXELS = 1_000_000
 
@@ -176,6 +177,9 @@ def in_every_format() -> dict[str, bytes]:
     for compression in ("tiff_lzw", "jpeg", "tiff_adobe_deflate", "packbits"):
         add(compression, "TIFF", compression=compression)
     add("fax", "TIFF", picture.convert("1"), compression="group4")
+    add("LAB", "TIFF", Image.merge("LAB", picture.split()))
+    found["planes TIFF"] = of_samples(ramp(3, 16), 16, 2, planes=True)
+    found["deflated planes TIFF"] = of_samples(ramp(3, 16), 16, 2, planes=True, deflate=True)
     return found
 
 

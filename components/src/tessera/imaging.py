@@ -7,8 +7,9 @@ the orientation, so the size that a prompt was built for is the size that is dec
 
 What an image is, before a family resizes or cuts it:
 
-- the first frame of an animation;
-- turned upright by its EXIF orientation, as a browser shows it;
+- the only page of a TIFF file: of several none is the image, see ``tiff``;
+- the first frame of an animation, white where it does not cover its canvas;
+- turned upright by its EXIF orientation, and not by what XMP says, as a browser shows it;
 - transparency composited on white;
 - 16-bit samples reduced to their high byte, for grey as for colour;
 - CMYK, YCbCr, palette, grey and bilevel converted to RGB by Pillow, colour profiles ignored.
@@ -36,9 +37,15 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
+from tessera import heif, tiff
+from tessera.compositing import Transparency, to_rgb
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
+from tessera.heif import needs_threads as needs_threads
+from tessera.tiff import UPRIGHT
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_OF_PILLOW: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS: Final = (*_OF_PILLOW, "AVIF")
+"""Those that every installation reads; HEIC needs a package, see ``heif``."""
 
 MAX_PIXELS: Final = 1 << 27
 """No setting goes beyond it; a decoded image takes four bytes for each pixel."""
@@ -46,7 +53,7 @@ MAX_PIXELS: Final = 1 << 27
 _MAX_READS: Final = 20_000
 _MAX_TIFF_BYTES: Final = 4 << 20
 _MAX_EXIF_BYTES: Final = 1 << 20
-_CLASSIC_TIFF: Final = (b"II*\0", b"MM\0*")
+_XMP: Final = ("xmp", "XML:com.adobe.xmp")
 
 # Pillow warns from its limit on and raises from twice that. At our ceiling it never has anything to say
 # about an image that is accepted.
@@ -56,19 +63,40 @@ Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+def load_codecs() -> None:
+    """Import what Pillow imports late, so that a process can be confined after this."""
+    from PIL import ImageCms  # noqa: F401  Colours of LAB.
+
+    Image.init()
+    heif.load_codecs()
+    file = BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    decode(file.getvalue(), param="warm-up")
+
+
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        # Pillow also reads dialects of TIFF with 64-bit tables, to which no decoder here is put.
-        if data[:2] in (b"II", b"MM") and data[:4] not in _CLASSIC_TIFF:
+        own: ImageFile.ImageFile | None = None
+        if tiff.is_tiff(data):
+            data, own = tiff.open_tiff(data, param=param)
+        elif (kind := heif.format_of(data)) is not None:
+            own = heif.HeifFile(data, kind, param=param)
+        elif data[:2] in (b"II", b"MM"):
+            # Pillow also reads dialects of TIFF to which no decoder here is put.
             raise UnidentifiedImageError("not a classic TIFF")
         file = _MeteredFile(data)
-        image = Image.open(file, formats=FORMATS)
+        try:
+            image = own or Image.open(file, formats=_OF_PILLOW)
+        except UnidentifiedImageError:
+            if tiff.is_tiff(data):
+                raise tiff.unread(data, param=param) from None
+            raise
         # For the decoder.
         file.reads_left = None
-        if image.format == "TIFF":
-            # Decoding would turn the image by it, and only then.
-            image.info.pop("xmp", None)
+        for name in _XMP:
+            # Pillow would turn the image by it.
+            image.info.pop(name, None)
         width, height = image.size
         if width < 1 or height < 1:
             raise InvalidInput(f"{param}: the image has no pixels ({width}x{height})", param=param)
@@ -78,10 +106,10 @@ def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> Imag
 def orientation(image: ImageFile.ImageFile) -> int:
     """The EXIF orientation, 1 to 8, that is still to be undone after decoding; ask before ``load``.
 
-    What stands after the pixels is not looked at, unreadable metadata counts as none, and a TIFF is turned
-    upright by its decoder.
+    What stands after the pixels is not looked at, unreadable metadata counts as none, and TIFF, AVIF and HEIC
+    are turned upright by their decoders.
     """
-    if image.format == "TIFF":
+    if image.format == "TIFF" or isinstance(image, heif.HeifFile):
         return 1
     try:
         if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
@@ -137,7 +165,7 @@ class _MeteredFile(BytesIO):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.reads_left: int | None = _MAX_READS
-        self._nbytes = _MAX_TIFF_BYTES if data[:4] in _CLASSIC_TIFF else len(data) * 4 + 1024
+        self._nbytes = _MAX_TIFF_BYTES if tiff.is_tiff(data) else len(data) * 4 + 1024
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -255,11 +283,13 @@ class Picture:
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
+            transparency = Transparency.of(image, self.data)
             image.load()
-            upright = image if turn == 1 else _upright(image, turn)
+            found = to_rgb(image, transparency, param=self.param)
+            upright = found if turn == 1 else found.transpose(UPRIGHT[turn])
             if image.size != size or upright.size != self.size:
                 raise _damaged(self.param, "its size is ambiguous")
-            return _to_rgb(upright, param=self.param)
+            return upright
 
     def write(self, planes: npt.NDArray[np.uint8], size: tuple[int, int]) -> None:
         """Write the image, resized to ``size`` (width, height), into uint8 ``[3, ...]``; raises as ``image``.
@@ -289,54 +319,14 @@ def bitmap(image: Image.Image, *, param: str) -> bytes:
     """
     with image_errors(param):
         turn = orientation(image) if isinstance(image, ImageFile.ImageFile) else 1
+        transparency = Transparency.of(image)
         image.load()
         file = BytesIO()
-        _to_rgb(image if turn == 1 else _upright(image, turn), param=param).save(file, "BMP")
+        found = to_rgb(image, transparency, param=param)
+        (found if turn == 1 else found.transpose(UPRIGHT[turn])).save(file, "BMP")
         return file.getvalue()
 
 
 def decode(data: bytes, *, param: str) -> Image.Image:
     """The upright RGB image in ``data``; thread-safe. Raises as ``Picture`` and its ``image``."""
     return Picture(data, param=param).image
-
-
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-def _upright(image: Image.Image, turn: int) -> Image.Image:
-    upright = image.transpose(_UPRIGHT[turn])
-    upright.info = dict(image.info)
-    return upright
-
-
-def _to_rgb(image: Image.Image, *, param: str) -> Image.Image:
-    if image.mode == "F" or image.mode == "I" or image.mode.startswith("I;16"):
-        return _from_wide(image, param=param)
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        page = Image.new("RGB", layer.size, (255, 255, 255))
-        page.paste(layer, mask=layer.getchannel("A"))
-        return page
-    # No copy of what is RGB already: it is loaded, and needs the file behind it no more.
-    return image.convert("RGB") if image.mode != "RGB" else image
-
-
-def _from_wide(image: Image.Image, *, param: str) -> Image.Image:
-    samples = np.asarray(image)
-    if samples.dtype.kind == "f" or samples.min() < 0 or samples.max() > 0xFFFF:
-        raise UnsupportedMedia(
-            f"{param} has {image.mode} samples beyond 16 bits; convert it to 8 or 16 bits", param=param
-        )
-    high = (samples >> 8).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        high[samples == transparent] = 255
-    return Image.fromarray(high).convert("RGB")

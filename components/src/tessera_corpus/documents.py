@@ -63,8 +63,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
 # A file whose pages end or hold one renderer after another is given up: 10,000 pages of 30 s each would hold
 # a run for days.
 _MAX_LOST: Final = 5
-# Of a page's hash; another number, and every page is embedded again.
-_VERSION: Final = 1
+# Of a page's hash; another number, and every page is embedded again: 2 draws and reads forms.
+_VERSION: Final = 2
 # Rows that are looked at ahead.
 _MAX_ROWS: Final = 256
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -98,6 +98,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Row = Item | Document | Failure
 
+DUPLICATE: Final = "the id was there before"
+"""The reason of an item that has the id of another, which has its vector."""
+
 # Of a row that is waiting, beside what it holds.
 _ROW_BYTES: Final = 1024
 
@@ -114,6 +117,14 @@ class Source(Protocol):
 
     def position(self) -> Position:
         """How far its rows have been read."""
+        ...
+
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        """Whether an item of this id, read from this place, would be this source's if it were there."""
+        ...
+
+    def passed_over(self) -> Mapping[str, int]:
+        """How many files so far are not read, by their kind."""
         ...
 
     def rows(self) -> Iterator[Row]:
@@ -139,6 +150,11 @@ def request_of(id: str, place: int | None) -> str:
     return id if place is None else id.removesuffix(f"#{place}")
 
 
+def file_of(id: str, page: int | None) -> str:
+    """The id of the file that a page is of; that of an item without pages is its own."""
+    return id if page is None else id.removesuffix(f"#page={page}")
+
+
 def unique(rows: Iterator[Row]) -> Iterator[Row]:
     """The rows with each later item of an id that was there replaced by a failure.
 
@@ -149,11 +165,10 @@ def unique(rows: Iterator[Row]) -> Iterator[Row]:
         if not isinstance(row, Failure):
             key = blake3(row.id.encode()).digest(16)
             if key in seen:
-                said = "the id was there before"
                 row = (
-                    row.failed(said)
+                    row.failed(DUPLICATE)
                     if isinstance(row, Item)
-                    else Failure(id=row.id, source=row.source, reason=said)
+                    else Failure(id=row.id, source=row.source, reason=DUPLICATE)
                 )
             seen.add(key)
         yield row

@@ -1,7 +1,8 @@
 """PDF files: their pages as pixels and text, drawn by PDFium in confined processes.
 
 A file comes as memory, fonts are those that it holds and PDFium's own, and no script or action of a file
-runs: this PDFium has no JavaScript, and no form is filled in.
+runs: this PDFium has no JavaScript. What forms are filled in with is drawn and read, also where the file
+leaves the appearance of its fields to who shows it.
 """
 
 from __future__ import annotations
@@ -256,6 +257,11 @@ class Handler:
                 width, height = bitmap.width, bitmap.height
                 bitmap.close()
             if drawing.mode is not PdfMode.IMAGE:
+                if document.formenv:
+                    # Fields become content, which has a place among the lines.
+                    page.flatten()
+                    page.close()
+                    page = document[index]
                 text = _text(page)
                 if text is None:
                     return Refusal(reason=f"more than {_MAX_CHARACTERS} characters", pages=pages)
@@ -284,6 +290,8 @@ class _File:
         # Copy on write: PDFium takes memory that can be written to.
         data = mmap.mmap(descriptor, task.size, flags=mmap.MAP_PRIVATE)
         self.document = pypdfium2.PdfDocument((ctypes.c_ubyte * task.size).from_buffer(data))
+        # Before the first page.
+        self.document.init_forms()
 
 
 def _buffer(memory: Memory, nbytes: int) -> Any:

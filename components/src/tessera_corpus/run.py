@@ -33,6 +33,10 @@ class Output(Protocol):
 
     def fail(self, failure: Failure) -> None: ...
 
+    def finish(self) -> None:
+        """Publish what is left, and remove what is gone; the sources have been read to their ends."""
+        ...
+
     def close(self) -> None:
         """Publish what is left."""
         ...
@@ -88,6 +92,7 @@ async def run(rows: Iterator[Item | Failure], embedder: Embedder, output: Output
         writer = _Writer(output, writing, progress)
         try:
             await _embed(rows, embedder, writer, reading, progress)
+            await writer.finish()
         finally:
             reading.shutdown(wait=False)
             await _whole(writing, output.close)
@@ -103,6 +108,7 @@ async def keep(made: Iterator[Sequence[Embedded | Failure]], output: Output, pro
             while (some := await loop.run_in_executor(reading, next, made, None)) is not None:
                 progress.taken += len(some)
                 await writer.put(some)
+            await writer.finish()
         finally:
             reading.shutdown(wait=False)
             await _whole(writing, output.close)
@@ -220,6 +226,11 @@ class _Writer:
 
     async def put(self, made: Sequence[Embedded | Failure]) -> None:
         await _whole(self._thread, lambda: self._put(made))
+
+    async def finish(self) -> None:
+        # Sources in which nothing is may be away.
+        if self._progress.taken or self._progress.done_before:
+            await _whole(self._thread, self._output.finish)
 
     def _put(self, made: Sequence[Embedded | Failure]) -> None:
         started = time.monotonic()

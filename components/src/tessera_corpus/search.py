@@ -74,6 +74,15 @@ class Table:
         self._lance = description.format == "lance"
         self.kind: VectorKind = description.kind
 
+    @property
+    def written(self) -> float:
+        """When a part of it was last written, in seconds of the epoch."""
+        folder = self._out / (LANCE_NAME if self._lance else "vectors")
+        try:
+            return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        except OSError as error:
+            raise ConfigError(f"{folder}: {error.strerror}") from error
+
     def search(self, query: Matrix, most: int) -> list[Hit]:
         """The best, the best first; ``query`` is ``[rows, width]``, one row but for token vectors.
 

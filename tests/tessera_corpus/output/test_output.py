@@ -13,7 +13,11 @@ from tessera.errors import ConfigError, OutputFailed, TooManyFailures
 from tessera.frontend.api.formats import convert
 from tessera.frontend.request import EmbedDtype
 from tessera.models.base import Role
-from tessera_corpus.item import Failure
+from tessera_corpus.item import DUPLICATE, Failure
+from tessera_corpus.output.errors import read_parquet
+from tessera_corpus.output.openai import read_failures
+from tessera_corpus.output.output import Output
+from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.shard import Shard
 from tests.tessera_corpus.output.made import (
     WIDTH,
@@ -269,3 +273,61 @@ def test_a_disk_that_takes_no_more_is_said(tmp_path: Path) -> None:
     (tmp_path / "vectors").rmdir()
     with pytest.raises(OutputFailed, match="vectors"):
         output.close()
+
+
+def gives(id: str, place: str, page: int | None) -> bool:
+    """A source of all files but those that begin with ``other``."""
+    return place in (f"/corpus/{id}", "in:2", "in:3") and not id.startswith("other")
+
+
+def run(out: Path, corpus: dict[str, str], format: str, *failed: Failure, **settings: Any) -> Output:
+    output = Output(OutputSettings(out=out, format=format, **settings), kind_of(), None, gives)  # type: ignore[arg-type]
+    output.put([embedded(id, text) for id, text in corpus.items() if not output.done(id, content_of(text))])
+    for failure in failed:
+        output.fail(failure)
+    output.finish()
+    output.close()
+    return output
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance"])
+def test_rows_of_what_is_gone_go(tmp_path: Path, format: str) -> None:
+    corpus = {f"{number}.txt": f"text {number}" for number in range(6)} | {"other.txt": "from elsewhere"}
+    run(tmp_path, corpus, format, part_rows=3)
+    left = {id: corpus[id] for id in ("1.txt", "4.txt")}
+    assert run(tmp_path, left, format, keep_gone=True).gone == 0
+    assert texts_in(tmp_path, corpus) == sorted(corpus)
+    assert run(tmp_path, left, format).gone == 4
+    assert texts_in(tmp_path, corpus) == ["1.txt", "4.txt", "other.txt"]
+    assert run(tmp_path, left, format).gone == 0
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance", "openai"])
+def test_what_cannot_be_read_any_more_has_no_row_beside_its_error(tmp_path: Path, format: str) -> None:
+    corpus = {"a": "1", "b": "2", "c": "3"}
+    run(tmp_path, corpus, format, part_rows=2)
+    failure = Failure(id="b", source="/corpus/b", reason="unreadable")
+    assert run(tmp_path, {"a": "1", "c": "3"}, format, failure).gone == 1
+    assert texts_in(tmp_path, corpus) == ["a", "c"]
+    # Changed while it failed, and read at last.
+    assert run(tmp_path, corpus, format).gone == 0 and texts_in(tmp_path, corpus) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance", "openai"])
+def test_a_duplicate_is_an_error_after_every_run_and_takes_nothing_away(tmp_path: Path, format: str) -> None:
+    twice = [Failure(id="a", source=f"in:{line}", reason=DUPLICATE) for line in (2, 3)]
+    for _ in range(2):
+        run(tmp_path, {"a": "1"}, format, *twice)
+        assert texts_in(tmp_path, {"a": "1"}) == ["a"]
+        path = tmp_path / f"errors{'.jsonl' if format == 'openai' else '.parquet'}"
+        read = read_failures if format == "openai" else read_parquet
+        assert [(failure.id, failure.source) for failure in read(path)] == [("a", "in:2"), ("a", "in:3")]
+    run(tmp_path, {"a": "1"}, format)
+    assert not path.exists()
+
+
+def test_failures_of_what_is_gone_go(tmp_path: Path) -> None:
+    failures = [Failure(id=id, source=f"/corpus/{id}", reason="bad") for id in ("a", "b", "other")]
+    run(tmp_path, {"c": "3"}, "parquet", *failures)
+    run(tmp_path, {"c": "3"}, "parquet", failures[0])
+    assert {failure.id for failure in read_parquet(tmp_path / "errors.parquet")} == {"a", "other"}

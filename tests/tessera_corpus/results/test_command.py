@@ -8,16 +8,18 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
+from tests.imaging.test_kinds import several
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
@@ -136,6 +138,66 @@ def test_a_picture_is_most_like_itself(tessera: Command, photos: dict[str, bytes
     assert (
         "with a red flower" in page.texts and len([*filter(re.compile("data:").match, page.addresses)]) == 3
     )
+
+
+def test_a_run_tells_what_was_not_embedded_and_forgets_what_is_gone(tessera: Command, tmp_path: Path) -> None:
+    here = replace(tessera, cwd=tmp_path)
+    service = ("--url", tessera.url, "--progress", "none")
+
+    def embed(*words: str, status: int) -> str:
+        process = here.start("embed", *words, "--out", "out", *service)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == status, output + errors
+        return output + errors
+
+    def rows(name: str) -> list[tuple[str, str]]:
+        table = pq.read_table(tmp_path / "out" / name).to_pylist()
+        return sorted((row["id"], row["source"]) for row in table)
+
+    for folder in ("in", "phone"):
+        (tmp_path / folder).mkdir()
+    for name in ("a.docx", "b.docx"):
+        (tmp_path / "phone" / name).touch()
+    (tmp_path / "in" / "notes.txt").write_text("notes")
+    (tmp_path / "in" / "link.txt").symlink_to("notes.txt")
+    (tmp_path / "in" / "fax.tif").write_bytes(several(10, 20, 30))
+    (tmp_path / "lines.jsonl").write_text('{"id": "x", "text": "one"}\n{"id": "x", "text": "two"}\n')
+    sources = ("in", "phone", "lines.jsonl")
+    said = embed(*sources, status=3)
+    assert (
+        "5 items embedded" in said and "1 failed" in said and "3 files passed over: .docx 2, links 1" in said
+    )
+    assert rows("errors.parquet") == [("x", "lines.jsonl:2")]
+    (tmp_path / "in" / "fax.tif").write_bytes(several(10, 20))
+    said = embed(*sources, status=3)
+    assert "4 done before, 1 gone and removed, 1 failed" in said
+    assert rows("errors.parquet") == [("x", "lines.jsonl:2")]
+    left = [(f"in/{name}", "in/" + name.partition("#")[0]) for name in ("fax.tif#page=1", "fax.tif#page=2")]
+    left = [*left, ("in/notes.txt", "in/notes.txt"), ("x", "lines.jsonl:1")]
+    assert rows("vectors") == left
+    for words in (("phone", "--dry-run"), ("phone",)):
+        said = embed(*words, status=1)
+        assert "2 files passed over: .docx 2" in said and "nothing to embed was found" in said
+    assert rows("vectors") == left and rows("errors.parquet") == [("x", "lines.jsonl:2")]
+
+
+def test_what_is_not_there_is_not_shown(tessera: Command) -> None:
+    notes = tessera.cwd / "pictures" / "notes.txt"
+    kept = notes.read_bytes()
+    notes.unlink()
+    try:
+        process = tessera.start("search", "vectors", "notes", "--url", tessera.url, "--json", "--top", "3")
+        output, errors = process.communicate(timeout=120)
+    finally:
+        notes.write_bytes(kept)
+    assert process.returncode == 0, errors
+    found = json.loads(output)["results"]
+    assert len(found) == 3 and "notes.txt" not in {each["id"] for each in found}
+    elsewhere = tessera.cwd / "elsewhere"
+    elsewhere.mkdir()
+    process = replace(tessera, cwd=elsewhere).start("search", "../vectors", "notes", "--url", tessera.url)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "none of the files is here" in errors and "notes.txt" in output
 
 
 def test_mistakes_are_said_in_a_line(tessera: Command) -> None:

@@ -85,7 +85,7 @@ def _run(channel: socket.socket, memory: int, handler: Handler, limits: Limits, 
     status = 1
     try:
         results = mapped(memory)
-        confine(memory_bytes=limits.memory_bytes, filtered=filtered)
+        confine(memory_bytes=limits.memory_bytes, filtered=filtered, threads=limits.threads)
         _serve(channel, results, handler, limits)
         status = 0
     except BrokenPipeError:

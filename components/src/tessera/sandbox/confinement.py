@@ -26,10 +26,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(0)
 
 
-def confine(*, memory_bytes: int, filtered: bool = True) -> None:
+def confine(*, memory_bytes: int, filtered: bool = True, threads: bool = False) -> None:
     """``memory_bytes`` more address space than now, no byte to a file, no core dump, few descriptors.
 
-    With ``filtered``, also no other files, connections, programs and processes (``seccomp``).
+    With ``filtered``, also no other files, connections, programs and processes (``seccomp``), and no threads
+    but with ``threads``.
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -44,7 +45,7 @@ def confine(*, memory_bytes: int, filtered: bool = True) -> None:
             value = min(value, hard)
         resource.setrlimit(limit, (value, value))
     if filtered:
-        seccomp.install()
+        seccomp.install(threads=threads)
 
 
 def _prctl(option: int, value: int) -> None:

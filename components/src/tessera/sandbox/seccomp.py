@@ -34,6 +34,7 @@ _ARGUMENTS: Final = 16
 _ALLOW: Final = 0x7FFF0000
 _KILL_PROCESS: Final = 0x80000000
 _REFUSE: Final = 0x00050000 | errno.EPERM
+_NO_SUCH_CALL: Final = 0x00050000 | errno.ENOSYS
 
 _X32: Final = 0x40000000
 
@@ -89,6 +90,13 @@ _CHECKED: Final = {
 }
 
 
+_CLONE: Final = (56, 220)
+_CLONE3: Final = (435, 435)
+_OF_THREADS: Final = {"set_robust_list": (273, 99), "rseq": (334, 293)}
+# CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID.
+_THREAD: Final = 0x3D0F00
+
+
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -101,9 +109,12 @@ def supported() -> bool:
     return _set(None) == errno.EFAULT
 
 
-def install() -> None:
-    """Hold this process, which must have ``no_new_privs``, to the list for good; raises ``OSError``."""
-    program = b"".join(_filter(_MACHINES[platform.machine()], os.getpid()))
+def install(*, threads: bool = False) -> None:
+    """Hold this process, which must have ``no_new_privs``, to the list for good; raises ``OSError``.
+
+    With ``threads`` it may start some of its own, which are held to the list as well.
+    """
+    program = b"".join(_filter(_MACHINES[platform.machine()], os.getpid(), threads=threads))
     failed = _set(ctypes.pointer(_Program(len(program) // 8, program)))
     if failed:
         raise OSError(failed, f"seccomp: {os.strerror(failed)}")
@@ -116,7 +127,7 @@ def _set(program: ctypes._Pointer[_Program] | None) -> int:
     return 0 if done == 0 else ctypes.get_errno()
 
 
-def _filter(machine: _Machine, pid: int) -> list[bytes]:
+def _filter(machine: _Machine, pid: int, *, threads: bool) -> list[bytes]:
     conditions: dict[str, list[list[bytes]]] = {
         # Of the pool's socket, whose other end is given. No address: neither half of the pointer.
         "sendto": [_equal(4, 0), _equal(4, 0, upper=True)],
@@ -132,6 +143,8 @@ def _filter(machine: _Machine, pid: int) -> list[bytes]:
         # ``abort`` and the like.
         "kill": [_equal(0, pid)],
         "tgkill": [_equal(0, pid)],
+        # As ``pthread_create`` of glibc asks for a thread, and nothing that is a process.
+        "clone": [_equal(0, _THREAD), _equal(0, 0, upper=True)],
     }
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -144,7 +157,11 @@ def _filter(machine: _Machine, pid: int) -> list[bytes]:
     ]
     for numbers in _ALWAYS.values():
         program += [_instruction(_IF_EQUAL, numbers[machine.column], 0, 1), _instruction(_RETURN, _ALLOW)]
-    for name, numbers in _CHECKED.items():
+    if threads:
+        # What its arguments are cannot be seen here. Told that there is none, glibc asks for the older call.
+        for numbers, answer in ((_CLONE3, _NO_SUCH_CALL), *((own, _ALLOW) for own in _OF_THREADS.values())):
+            program += [_instruction(_IF_EQUAL, numbers[machine.column], 0, 1), _instruction(_RETURN, answer)]
+    for name, numbers in (_CHECKED | {"clone": _CLONE} if threads else _CHECKED).items():
         checks = [instruction for check in conditions[name] for instruction in check]
         block = [*checks, _instruction(_RETURN, _ALLOW)]
         program += [_instruction(_IF_EQUAL, numbers[machine.column], 0, len(block)), *block]

@@ -22,7 +22,7 @@ from PIL import Image
 from tessera import sandbox
 from tessera.errors import DecodeFailed, EngineFailed, PayloadTooLarge, TesseraError
 from tessera.image_plan import ImagePlan
-from tessera.imaging import Picture
+from tessera.imaging import Picture, load_codecs
 from tessera.models import open_model
 from tessera.models.base import Empty, Model, Pixels, UInt8Array, VisionSpec
 from tessera.sandbox import Pool, ProcessLost, in_memory
@@ -194,7 +194,7 @@ class Handler:
         self._model = open_model(Path(found.model_path), found.options)
         self._limits = found.limits
         # A confined process can import nothing, so what codecs and the family import late is imported here.
-        Image.init()
+        load_codecs()
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
         with contextlib.suppress(TesseraError):

@@ -19,6 +19,7 @@ from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import reserve_pinned
 from tessera.errors import ConfigError, EngineDead
+from tessera.imaging import needs_threads
 from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
@@ -191,6 +192,7 @@ class Builder:
             seconds=stages.preprocess_seconds,
             memory_bytes=stages.preprocess_mb << 20,
             max_pixels=self.settings.max_image_pixels,
+            threads=needs_threads(),
         )
         return ProcessDecoder(
             self.settings.model_path,

@@ -7,8 +7,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -42,6 +44,7 @@ from tessera_corpus.sources.apart import Apart
 from tessera_corpus.sources.choice import STANDARD_INPUT, open_source
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.messages import Sources
+from tessera_corpus.sources.passed import said_of
 from tessera_corpus.sources.settings import SourceSettings
 
 _TEXT: Final = """\
@@ -53,7 +56,7 @@ or, with --ray, on a Ray cluster.
 Flags of workers are taken as well, such as --extra-engine-args: python -m tessera.worker --help."""
 
 _STATUSES: Final = """\
-exit status: 0 everything is embedded; 1 nothing could be begun, or the run could not go on; 2 the
+exit status: 0 everything is embedded; 1 nothing was found, or the run could not go on; 2 the
 command line is wrong; 3 the rest is embedded, and errors.parquet says why some items are not;
 4 more items than --max-errors have failed; 130, 143 stopped by Ctrl-C, SIGTERM. After 1, 4, 130
 and 143 what was embedded is kept, and the same command goes on."""
@@ -220,7 +223,7 @@ class _Run:
     async def _embed(self) -> int:
         settings = self._settings
         # Before engines are loaded: what is wrong with the command is said at once.
-        open_source(self._sources, settings.source, Honoured(models=(), dimensions=0))
+        self._here = open_source(self._sources, settings.source, Honoured(models=(), dimensions=0))
         if settings.ray.address:
             return await self._on_ray()
         embedder = await self._embedder()
@@ -251,7 +254,9 @@ class _Run:
 
         rows = fresh(documents.pages(unique(source.rows()), done), output.done, progress)
         watch = Watch(progress, embedder, source.position)
-        return await self._shown(run(rows, embedder, output, progress), output, progress, watch)
+        return await self._shown(
+            run(rows, embedder, output, progress), output, progress, watch, source.passed_over
+        )
 
     async def _on_ray(self) -> int:
         from tessera_corpus.ray.cluster import Pools, joined
@@ -290,13 +295,15 @@ class _Run:
             def done(id: str, content_hash: bytes) -> None:
                 progress.done_before += output.done(id, content_hash)
 
-            made = embedded(reading, embedding, pools, output.known, done)
+            passed_over = Counter[str]()
+            made = embedded(reading, embedding, pools, output.known, done, passed_over)
             watch = Watch(progress, RemoteEngines(), lambda: Position(read=0))
-            return await self._shown(keep(made, output, progress), output, progress, watch)
+            work = keep(made, output, progress)
+            return await self._shown(work, output, progress, watch, lambda: passed_over)
 
     async def _output(self, kind: VectorKind) -> Output:
         settings = self._settings
-        return await asyncio.to_thread(Output, settings.output, kind, settings.source.shard)
+        return await asyncio.to_thread(Output, settings.output, kind, settings.source.shard, self._here.gives)
 
     def _honoured(self, served: ModelInfo) -> Honoured:
         if served.checkpoint == "random":
@@ -308,7 +315,12 @@ class _Run:
         )
 
     async def _shown(
-        self, work: Coroutine[Any, Any, None], output: Output, progress: Progress, watch: Watch
+        self,
+        work: Coroutine[Any, Any, None],
+        output: Output,
+        progress: Progress,
+        watch: Watch,
+        passed_over: Callable[[], Mapping[str, int]],
     ) -> int:
         """Do it with its progress on the screen; the exit status."""
         settings = self._settings
@@ -326,11 +338,29 @@ class _Run:
         rate = progress.embedded / progress.seconds
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
-        say(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
+        gone = f", {output.gone:,} gone and removed" if output.gone else ""
+        embedded = f"{progress.embedded:,} items embedded ({rate:,.1f}/s)"
+        say(f"{settings.output.out}: {embedded}{before}{gone}{failed}")
         if (failure := progress.first_failure) is not None:
             which = "the first that failed" if progress.failed > 1 else "what failed"
             say(f"{which}: {failure.id}: {failure.reason}")
-        return Status.ITEMS_FAILED if progress.failed and status is Status.DONE else status
+        passed = passed_over()
+        if passed:
+            say(said_of(passed))
+        if status is not Status.DONE:
+            return status
+        if progress.failed:
+            return Status.ITEMS_FAILED
+        return self._nothing(passed) if not (progress.taken or progress.done_before) else Status.DONE
+
+    def _nothing(self, passed: Mapping[str, int]) -> Status:
+        """The status of a run for which there was nothing: of a part of several that is no fault."""
+        if not passed and self._settings.source.shard.count > 1:
+            return Status.DONE
+        if not passed and not any(Path(word).is_dir() for word in self._sources):
+            return Status.DONE
+        complain("nothing to embed was found")
+        return Status.FAILED
 
     async def _estimate(
         self, source: Source, documents: Documents, embedder: Embedder, kind: VectorKind
@@ -343,7 +373,10 @@ class _Run:
             value_bytes={"float32": 4, "float16": 2, "int8": 1}[self._settings.output.dtype],
         )
         say("\n".join(found.lines()))
-        return Status.DONE
+        passed = source.passed_over()
+        if passed:
+            say(said_of(passed))
+        return Status.DONE if found.items or found.done_before or found.failed else self._nothing(passed)
 
     async def _embedder(self) -> Embedder:
         settings = self._settings

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -33,7 +33,7 @@ from tessera_corpus.results.page import write_page
 from tessera_corpus.results.rerank import reranked
 from tessera_corpus.results.sheet import write_sheet
 from tessera_corpus.results.thumbnail import Thumbnails
-from tessera_corpus.search import Hit, Table
+from tessera_corpus.search import Hit, Matrix, Table
 from tessera_corpus.service import KEY_VARIABLE, Service, ServiceEmbedder, ServiceSettings
 from tessera_corpus.sources.settings import ReadSettings
 
@@ -147,10 +147,10 @@ async def _search(asked: _Asked) -> _Found:
         await embedder.close()
     if not isinstance(made, Embedded):
         raise InvalidInput(f"the query cannot be embedded: {made.reason}")
-    hits = table.search(made.rows, settings.top)
     # To draw a page again takes 0.1 s; its file and number say enough in a list.
     drawn = asked.rerank is not None or settings.html is not None or settings.sheet is not None
     with Contents(settings.read) as contents:
+        hits = _there(table, made.rows, settings.top, contents)
         there = [
             (hit, contents.read(hit.places[0]) if drawn or hit.places[0].page is None else None)
             for hit in hits
@@ -166,6 +166,31 @@ async def _search(asked: _Asked) -> _Found:
         if isinstance(found, Failure):
             complain(f"{hit.places[0].id}: left out: {found.reason}")
     return _Found(served=served, scores="reranked", hits=ranked)
+
+
+def _there(table: Table, query: Matrix, top: int, contents: Contents) -> list[Hit]:
+    """The best hits whose files and pages are there.
+
+    Where none of the files is, they are elsewhere, and all are hits.
+    """
+    since, most = table.written, top
+    while True:
+        found = table.search(query, most)
+        known = {place: contents.there(place, since) for hit in found for place in hit.places}
+        if found and not any(is_there is not False for is_there in known.values()):
+            complain("none of the files is here: tessera search finds them where tessera embed was run")
+            return found[:top]
+        hits = []
+        for hit in found:
+            places = tuple(place for place in hit.places if known[place] is not False)
+            if places:
+                hits.append(replace(hit, places=places))
+        left_out = len(found) - len(hits)
+        if len(hits) >= top or len(found) < most or not left_out:
+            if left_out:
+                complain(f"{left_out} left out: not there any more; tessera embed removes what is gone")
+            return hits[:top]
+        most += max(top, left_out)
 
 
 def _scores(table: Table) -> str:
@@ -194,15 +219,15 @@ def _say(asked: _Asked, found: _Found) -> None:
             (complain if settings.json else say)(f"written: {path}")
 
 
-_There = Item | Failure
+_Read = Item | Failure
 
 
-def _drawn(hits: Sequence[tuple[Hit, _There | None]]) -> list[tuple[Hit, _There]]:
+def _drawn(hits: Sequence[tuple[Hit, _Read | None]]) -> list[tuple[Hit, _Read]]:
     """The hits whose contents were read again."""
     return [(hit, there) for hit, there in hits if there is not None]
 
 
-def _snippet(hit: Hit, there: _There | None) -> str:
+def _snippet(hit: Hit, there: _Read | None) -> str:
     """A second line: where a hit is, unless its id says so, and the beginning of its text."""
     first = hit.places[0]
     text, note = beginning_of(hit, there, _SNIPPET_CHARACTERS)

@@ -17,16 +17,28 @@ The schema's metadata has under ``tessera`` what all vectors have in common, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from tessera_corpus.output.row import Row, VectorKind
+from tessera_corpus.output.table import Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+ORIGIN: Final = ("id", "source", "page")
+"""The columns that say where an item was read."""
+
+
+def origins_of(batch: Any) -> Iterator[Origin]:
+    """The items of a batch with these columns."""
+    ids, sources, pages = (batch.column(name).to_pylist() for name in ORIGIN)
+    for id, source, page in zip(ids, sources, pages, strict=True):
+        yield Origin(id=id, source=source, page=page)
 
 
 def schema_of(kind: VectorKind) -> pa.Schema:

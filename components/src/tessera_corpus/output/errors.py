@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera_corpus.item import Failure
+from tessera_corpus.item import DUPLICATE, Failure
 from tessera_corpus.output.directory import Directory
+from tessera_corpus.output.table import Origin
 
 _COLUMNS: Final = ("id", "page", "source", "reason")
 
 
 class ErrorTable:
-    """The failures of a shard's last try of each item, published as a whole."""
+    """The failures of a shard's last try of each item, and the items of an id more than the first.
+
+    They are published as a whole.
+    """
 
     def __init__(
         self,
@@ -27,15 +31,22 @@ class ErrorTable:
         self.path: Final = directory.errors(ending)
         self._directory = directory
         self._write = write
-        self._changed = False
         try:
             failures = read(self.path) if self.path.exists() else []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.path}: not a file of errors that can be read: {error}") from error
-        self._failures = {failure.id: failure for failure in failures}
+        self._failures = {failure.id: failure for failure in failures if failure.reason != DUPLICATE}
+        # The item that was first has its vector: these stay as long as they are there.
+        self._duplicates = {_line(failure): failure for failure in failures if failure.reason == DUPLICATE}
+        self._added: set[tuple[str, str]] = set()
+        self._changed = False
 
     def add(self, failure: Failure) -> None:
-        self._failures[failure.id] = failure
+        if failure.reason == DUPLICATE:
+            self._duplicates[_line(failure)] = failure
+        else:
+            self._failures[failure.id] = failure
+        self._added.add(_line(failure))
         self._changed = True
 
     def forget(self, id: str) -> None:
@@ -43,17 +54,33 @@ class ErrorTable:
         if self._failures.pop(id, None) is not None:
             self._changed = True
 
+    def forget_gone(self, gone: Callable[[Origin], bool]) -> None:
+        """Forget earlier failures of what is not there any more."""
+
+        def left(failure: Failure) -> bool:
+            origin = Origin(id=failure.id, source=failure.source, page=failure.page)
+            return _line(failure) in self._added or not gone(origin)
+
+        before = len(self._failures) + len(self._duplicates)
+        self._failures = {key: failure for key, failure in self._failures.items() if left(failure)}
+        self._duplicates = {key: failure for key, failure in self._duplicates.items() if left(failure)}
+        self._changed |= len(self._failures) + len(self._duplicates) < before
+
     def publish(self) -> None:
         """Raises ``OutputFailed``."""
         if not self._changed:
             return
         self._changed = False
         # At once: another thread may forget one meanwhile.
-        failures = list(self._failures.values())
+        failures = [*self._failures.values(), *self._duplicates.values()]
         if failures:
             self._directory.publish(self.path, lambda path: self._write(path, failures))
         elif self.path.exists():
             self._directory.remove(self.path)
+
+
+def _line(failure: Failure) -> tuple[str, str]:
+    return failure.id, failure.source
 
 
 def read_parquet(path: Path) -> list[Failure]:

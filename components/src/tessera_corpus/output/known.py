@@ -33,6 +33,7 @@ class Known:
         self._ids = entries["id"][order]
         self._contents = entries["content"][order]
         self._places = entries["part"][order]
+        self._met = np.zeros(len(order), bool)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -41,6 +42,20 @@ class Known:
         place = self._find(id)
         # Bytes of numpy end before their zeros.
         return place is not None and bool(self._contents[place] == content_hash[:DIGEST_BYTES].rstrip(b"\0"))
+
+    def meet(self, id: str) -> None:
+        """Note that an item is still there."""
+        if (place := self._find(id)) is not None:
+            self._met[place] = True
+
+    def unmet(self, id: str) -> bool:
+        """Whether an item was there at the start, and was not met since."""
+        place = self._find(id)
+        return place is not None and not self._met[place]
+
+    def unmet_parts(self) -> list[str]:
+        """The parts with such items."""
+        return [self._parts[place] for place in np.unique(self._places[~self._met]).tolist()]
 
     def part_of(self, id: str) -> str | None:
         """The part that an item is in, with whatever content."""

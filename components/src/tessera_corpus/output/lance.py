@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError, OutputFailed
 from tessera.extras import missing
-from tessera_corpus.output.columns import table_of
+from tessera_corpus.output.columns import ORIGIN, origins_of, table_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import Row, VectorKind
-from tessera_corpus.output.table import Published
+from tessera_corpus.output.table import Origin, Published
 
 if TYPE_CHECKING:
     import lance
@@ -58,6 +58,11 @@ class LanceTable:
                 raise OutputFailed(f"{self._path}: {error}") from error
         new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in held]
         return sum(file.file_size_bytes or 0 for fragment in new for file in fragment.metadata.files)
+
+    def origins(self, part: str) -> Iterator[Origin]:
+        if (dataset := self._open()) is not None:
+            for batch in dataset.to_batches(columns=list(ORIGIN)):
+                yield from origins_of(batch)
 
     def remove(self, part: str, ids: Set[str]) -> None:
         with self._directory.alone():

@@ -18,7 +18,7 @@ from tessera.errors import ConfigError
 from tessera_corpus.item import Failure, request_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import Row, VectorKind
-from tessera_corpus.output.table import Published, digest_of
+from tessera_corpus.output.table import Origin, Published, digest_of
 
 ENDING: Final = ".jsonl"
 
@@ -137,6 +137,10 @@ class LinesTable:
         self._parts |= {digest_of(name): path.name for name in several}
         self._number += 1
         return written
+
+    def origins(self, part: str) -> Iterator[Origin]:
+        # Its lines are a batch's, which do not say it.
+        yield from ()
 
     def remove(self, part: str, ids: Set[str]) -> None:
         def kept(line: Line) -> bool:

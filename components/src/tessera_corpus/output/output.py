@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from tessera.errors import TooManyFailures
 from tessera.extras import missing
-from tessera_corpus.item import Embedded, Failure, request_of
+from tessera_corpus.item import DUPLICATE, Embedded, Failure, request_of
 from tessera_corpus.output import errors, openai
 from tessera_corpus.output.directory import Description, Directory, found
 from tessera_corpus.output.errors import ErrorTable
@@ -20,7 +20,7 @@ from tessera_corpus.output.openai import LinesTable
 from tessera_corpus.output.parquet import ParquetTable
 from tessera_corpus.output.row import Row, VectorKind
 from tessera_corpus.output.settings import Format, OutputSettings
-from tessera_corpus.output.table import Table
+from tessera_corpus.output.table import Origin, Table
 from tessera_corpus.shard import Shard
 
 
@@ -33,11 +33,20 @@ class Output:
     ``done``.
     """
 
-    def __init__(self, settings: OutputSettings, kind: VectorKind, shard: Shard | None = None) -> None:
-        """Raises ``ConfigError`` where DIR is in use, cannot be read, or holds vectors of another kind."""
+    def __init__(
+        self,
+        settings: OutputSettings,
+        kind: VectorKind,
+        shard: Shard | None = None,
+        gives: Callable[[str, str, int | None], bool] | None = None,
+    ) -> None:
+        """``gives`` is the sources', by which ``finish`` knows what is gone; without it nothing is.
+
+        Raises ``ConfigError`` where DIR is in use, cannot be read, or holds vectors of another kind."""
         _require_pyarrow()
         self._settings = settings
         self._kind = kind
+        self._gives = None if settings.keep_gone else gives
         self._directory = Directory(settings.out, shard or Shard())
         self._directory.open(Description(format=settings.format, kind=kind), replace=settings.replace)
         try:
@@ -51,8 +60,10 @@ class Output:
         self._rows: list[Row] = []
         self._nbytes = 0
         self._began = 0.0
-        self.rows = self.failures = self.nbytes = self.parts = 0
-        """Published by this run; failures: of this run, published or not."""
+        # Old rows of what is there no more as it was, and failed.
+        self._stale: set[str] = set()
+        self.rows = self.failures = self.nbytes = self.parts = self.gone = 0
+        """Published by this run; failures: of this run, published or not; gone: rows that were removed."""
 
     @property
     def errors_path(self) -> Path:
@@ -67,6 +78,7 @@ class Output:
         """Whether the table had this id with this content at the start."""
         if not self._known.has(id, content_hash):
             return False
+        self._known.meet(id)
         self._errors.forget(id)
         return True
 
@@ -78,6 +90,8 @@ class Output:
             self._rows.append(row)
             self._nbytes += row.values.nbytes
             self._errors.forget(row.id)
+            self._known.meet(row.id)
+            self._stale.discard(row.id)
             if row.place is not None:
                 # A request that could not be read failed as one.
                 self._errors.forget(request_of(row.id, row.place))
@@ -90,6 +104,8 @@ class Output:
         self._begin()
         self._errors.add(failure)
         self.failures += 1
+        if failure.reason != DUPLICATE and self._known.unmet(failure.id):
+            self._stale.add(failure.id)
         most = self._settings.max_errors
         if most is not None and self.failures > most:
             self._publish()
@@ -98,6 +114,30 @@ class Output:
                 f"{most}. {self._errors.path} has all of them"
             )
         self._publish_if_old()
+
+    def finish(self) -> None:
+        """Publish what is left, and remove what is gone: rows that the run did not meet, but would have.
+
+        The sources have been read to their ends. Raises ``OutputFailed``.
+        """
+        gives = self._gives
+        if gives is None:
+            return
+
+        def gone(origin: Origin) -> bool:
+            return gives(origin.id, origin.source, origin.page)
+
+        self._errors.forget_gone(gone)
+        self._publish()
+        for part in self._known.unmet_parts():
+            ids = {
+                origin.id
+                for origin in self._table.origins(part)
+                if self._known.unmet(origin.id) and gone(origin)
+            }
+            if ids:
+                self._table.remove(part, ids)
+                self.gone += len(ids)
 
     def close(self) -> None:
         """Publish what is left, and let others write; raises ``OutputFailed``."""
@@ -116,20 +156,27 @@ class Output:
 
     def _publish(self) -> None:
         if self._rows:
-            self._remove_old()
+            self._remove([row.id for row in self._rows])
             self.nbytes += self._table.append(self._rows)
             self.rows += len(self._rows)
             self.parts += 1
             self._rows = []
             self._nbytes = 0
+        if self._stale:
+            self._remove(self._stale)
+            self.gone += len(self._stale)
+            for id in self._stale:
+                self._known.meet(id)
+            self._stale.clear()
         self._errors.publish()
         self._began = 0.0
 
-    def _remove_old(self) -> None:
+    def _remove(self, rows: Iterable[str]) -> None:
+        """Take rows that were there at the start out of their parts."""
         changed: dict[str, set[str]] = defaultdict(set)
-        for row in self._rows:
-            if (part := self._known.part_of(row.id)) is not None:
-                changed[part].add(row.id)
+        for id in rows:
+            if (part := self._known.part_of(id)) is not None:
+                changed[part].add(id)
         for part, ids in changed.items():
             self._table.remove(part, ids)
 

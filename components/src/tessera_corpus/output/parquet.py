@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError
-from tessera_corpus.output.columns import schema_of, table_of
+from tessera_corpus.output.columns import ORIGIN, origins_of, schema_of, table_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import Row, VectorKind
-from tessera_corpus.output.table import Published
+from tessera_corpus.output.table import Origin, Published
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +51,16 @@ class ParquetTable:
         )
         self._number += 1
         return written
+
+    def origins(self, part: str) -> Iterator[Origin]:
+        import pyarrow.parquet as pq
+
+        path = self._directory.vectors / part
+        # Another shard may have taken its last row out.
+        if path.exists():
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(_READ_ROWS, columns=list(ORIGIN)):
+                    yield from origins_of(batch)
 
     def remove(self, part: str, ids: Set[str]) -> None:
         import pyarrow as pa

@@ -36,6 +36,13 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
             "begin anew",
         ),
     ] = False
+    keep_gone: Annotated[
+        bool,
+        Setting(
+            flag="--keep-gone",
+            help="keep the rows of files, pages and lines that the sources do not have any more",
+        ),
+    ] = False
     part_rows: Annotated[
         int, Setting(flag="--part-rows", check=POSITIVE, help="items in a part; a full part is published")
     ] = 32_768

@@ -27,6 +27,15 @@ class Published:
     content_hashes: Sequence[bytes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """An item of a part, and where it was read."""
+
+    id: str
+    source: str
+    page: int | None
+
+
 class Table(Protocol):
     """The rows of one format in a directory. A method that is killed has done all of its work or none."""
 
@@ -36,6 +45,10 @@ class Table(Protocol):
 
     def append(self, rows: Sequence[Row]) -> int:
         """Publish the rows as a part; the bytes that were written. Raises ``OutputFailed``."""
+        ...
+
+    def origins(self, part: str) -> Iterator[Origin]:
+        """The items of a part, as far as the format says where they were read."""
         ...
 
     def remove(self, part: str, ids: Set[str]) -> None:

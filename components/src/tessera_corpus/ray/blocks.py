@@ -13,9 +13,10 @@ from tessera_corpus.item import Embedded, Failure, Item
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
-    """Items that the output had at the start: id and content hash of each."""
+    """Items that the output had at the start: id and content hash of each; and what was passed over."""
 
     items: list[tuple[str, bytes]]
+    passed_over: dict[str, int] = {}
 
 
 Row = Item | Failure | Embedded | LeftOut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -42,8 +43,11 @@ def embedded(
     pools: Pools,
     known: Known,
     done: Callable[[str, bytes], None],
+    passed_over: Counter[str],
 ) -> Iterator[Sequence[Embedded | Failure]]:
     """What engines make of the sources; ``done`` is told what readers left out because it is ``known``.
+
+    ``passed_over`` counts the files that are no sources, by kind.
 
     A task whose worker process ends is done again by Ray, which takes the blocks of the second time for those
     of the first: both stages make the same blocks in the same order. Should a file have changed in between,
@@ -104,6 +108,7 @@ def embedded(
             made: list[Embedded | Failure] = []
             for row in rows_of(block):
                 if isinstance(row, LeftOut):
+                    passed_over.update(row.passed_over)
                     for id, content_hash in row.items:
                         done(id, content_hash)
                 elif isinstance(row, Embedded | Failure) and (key := _key(row)) not in seen:

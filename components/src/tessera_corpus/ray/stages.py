@@ -83,8 +83,9 @@ class Reader:
         while taken := take(rows):
             yield block_of([*taken, LeftOut(left_out[:])])
             left_out.clear()
-        if left_out:
-            yield block_of([LeftOut(left_out)])
+        passed_over = dict(source.passed_over())
+        if left_out or passed_over:
+            yield block_of([LeftOut(left_out, passed_over)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tessera.errors import TesseraError
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item, Row
 from tessera_corpus.pdf import PictureFormat
 from tessera_corpus.search import Place
-from tessera_corpus.sources.choice import read_again
+from tessera_corpus.sources.choice import LINES, TABLES, read_again
+from tessera_corpus.sources.folder import FILES
 from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.settings import ReadSettings
+
+_GONE: Final = "it is not there any more"
 
 
 class Contents:
@@ -38,11 +42,29 @@ class Contents:
         """What is at the place now, a page as its picture; a failure says why there is nothing."""
         try:
             for row in self._rows(place):
-                if isinstance(row, Failure) or row.id == place.id:
+                # What is wrong with another page of the file is nothing of this one's.
+                if row.id == place.id or (isinstance(row, Failure) and row.page in (None, place.page)):
                     return row
         except TesseraError as error:
             return _failure(place, error.message)
-        return _failure(place, "it is not there any more")
+        return _failure(place, _GONE)
+
+    def there(self, place: Place, since: float) -> bool | None:
+        """Whether what was embedded is at a place, as whatever it may have become; None: nobody knows.
+
+        ``since`` is the time of the last run: what a file had then it has if it did not change after that.
+        """
+        path = _file_of(place)
+        if path is None:
+            return None
+        try:
+            changed = path.stat().st_mtime > since
+        except OSError:
+            return False
+        if not changed:
+            return True
+        found = self.read(place)
+        return not (isinstance(found, Failure) and found.reason == _GONE)
 
     def _rows(self, place: Place) -> Iterator[Item | Failure]:
         file_id = place.id.removesuffix(f"#page={place.page}")
@@ -54,6 +76,13 @@ class Contents:
                 yield from self._documents.pages(_one(row), lambda id, _: id != place.id)
             else:
                 yield row
+
+
+def _file_of(place: Place) -> Path | None:
+    """The file that a place is in, or is; None for standard input."""
+    name, _, number = place.source.rpartition(":")
+    path = Path(name if number.isdecimal() and Path(name).suffix.lower() in LINES | TABLES else place.source)
+    return path if path.suffix.lower() in FILES | LINES | TABLES else None
 
 
 def _one(row: Row) -> Iterator[Row]:

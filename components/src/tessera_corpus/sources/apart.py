@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import msgspec
 
 from tessera.errors import Unavailable, from_code
-from tessera_corpus.item import Row
+from tessera_corpus.item import Row, Source
 from tessera_corpus.position import Position
+from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.messages import Done, Failed, Message, Sources
 
 
@@ -27,9 +28,19 @@ class Apart:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._position = Position(read=0)
+        self._passed_over: Mapping[str, int] = {}
+        self._here: Source | None = None
 
     def position(self) -> Position:
         return self._position
+
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        if self._here is None:
+            self._here = open_source(self._sources.words, self._sources.settings, self._sources.honoured)
+        return self._here.gives(id, place, page)
+
+    def passed_over(self) -> Mapping[str, int]:
+        return self._passed_over
 
     def rows(self) -> Iterator[Row]:
         """Raises what the source does, and ``Unavailable`` where the child ends before it."""
@@ -45,6 +56,7 @@ class Apart:
                         raise from_code(message.code, message.message)
                     yield from message.rows
                     self._position = message.position
+                self._passed_over = message.passed_over
             except (EOFError, ConnectionError):
                 raise Unavailable(f"the process that reads the sources {_end_of(child.wait())}") from None
             finally:

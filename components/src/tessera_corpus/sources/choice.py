@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera_corpus.item import Failure, Row, Source
+from tessera_corpus.item import Failure, Row, Source, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
-from tessera_corpus.sources.folder import FILES, Folder, Unreadable, item_of, printable, read_file
+from tessera_corpus.sources.folder import FILES, Folder, Unreadable, printable, read_file, rows_of
 from tessera_corpus.sources.lines import Honoured, Lines
 from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.settings import ReadSettings, SourceSettings
@@ -92,6 +94,12 @@ def _source(word: str, settings: SourceSettings, media: Media, honoured: Honoure
         root = Path(top or ("/" if word.startswith("/") else "."))
         if not root.is_dir():
             raise ConfigError(f"{word}: there is no directory {root}")
+        if ending in LINES | TABLES:
+            # As if a shell had replaced it.
+            paths = sorted(glob.glob(word, recursive=True))
+            if not paths:
+                raise ConfigError(f"{word}: there is no such file")
+            return Chain([_source(path, settings, media, honoured, alone=False) for path in paths])
         prefix = "" if alone or not top else f"{top}/"
         return Folder(root=root, max_bytes=most, shard=shard, prefix=prefix, pattern=glob_pattern(pattern))
     raise ConfigError(f"{word}: no such file or directory")
@@ -144,12 +152,20 @@ class File:
                     data = read_file(self.path.resolve().name, descriptor, self.max_bytes)
                 finally:
                     os.close(descriptor)
-                yield item_of(self.id, source, data, self.path.name)
+                yield from rows_of(self.id, source, data, self.path.name)
             except Unreadable as error:
                 yield Failure(id=self.id, source=source, reason=str(error))
             except OSError as error:
                 yield Failure(id=self.id, source=source, reason=error.strerror or type(error).__name__)
         self._read = 1
+
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        return (
+            file_of(id, page) == self.id and place == printable(str(self.path)) and self.shard.holds(self.id)
+        )
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
 
 
 @dataclass(slots=True)
@@ -164,6 +180,12 @@ class Chain:
             position = source.position()
             read += position.read * _WEIGHT // position.most if position.most else 0
         return Position(read=read, most=_WEIGHT * len(self.sources))
+
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        return any(source.gives(id, place, page) for source in self.sources)
+
+    def passed_over(self) -> Mapping[str, int]:
+        return sum((Counter(source.passed_over()) for source in self.sources), Counter[str]())
 
     def rows(self) -> Iterator[Row]:
         for source in self.sources:

@@ -6,23 +6,34 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera.local.content import ImageFile
-from tessera_corpus.item import Document, Failure, Item, Row
+from tessera_corpus.item import Document, Failure, Item, Row, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
+from tessera_corpus.sources.pictures import picture_rows
 
-PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+PICTURES: Final = frozenset(
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+        *(".avif", ".heic", ".heif", ".hif"),
+    )
+)
 TEXTS: Final = frozenset({".txt", ".md"})
 DOCUMENTS: Final = frozenset({".pdf"})
 FILES: Final = PICTURES | TEXTS | DOCUMENTS
+
+# Kinds of what is passed over that are no endings.
+LINK: Final = "links"
+HIDDEN: Final = "hidden"
+NO_ENDING: Final = "without an ending"
 
 # A walk holds one descriptor open for each level, and processes may have 1,024.
 _MAX_DEPTH: Final = 100
@@ -37,9 +48,9 @@ class Folder:
     """The files below ``root``, each an item with its path below ``root``, behind ``prefix``, as the id.
 
     With ``pattern`` those alone whose path below ``root`` it matches. The ending of a name says what a file
-    is; files with other endings, and names that begin with a dot, are passed over. Links are not followed,
-    for who wrote the folder could reach any file of this machine by them. A file of more than ``max_bytes``
-    is not read. Files of a folder come before its folders, both in the order of their names' bytes.
+    is; files with other endings, and names that begin with a dot, are passed over. Links are, too, for who
+    wrote the folder could reach any file of this machine by them. A file of more than ``max_bytes`` is not
+    read. Files of a folder come before its folders, both in the order of their names' bytes.
     """
 
     root: Path
@@ -49,9 +60,28 @@ class Folder:
     pattern: re.Pattern[str] | None = None
     _read: int = 0
     _most: int = 0
+    _passed: Counter[str] = field(default_factory=Counter)
 
     def position(self) -> Position:
         return Position(read=self._read, most=self._most)
+
+    def passed_over(self) -> Mapping[str, int]:
+        return self._passed
+
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        above = printable(str(self.root / "_"))[:-1]
+        path = place.removeprefix(above)
+        if not place.startswith(above) or (self.pattern is not None and not self.pattern.fullmatch(path)):
+            return False
+        name = file_of(id, page)
+        if name != printable(self.prefix) + path or not self.shard.holds(name):
+            return False
+        # A folder with nothing in it may be one that is not mounted.
+        try:
+            with os.scandir(self.root) as entries:
+                return any(True for _ in entries)
+        except OSError:
+            return False
 
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where ``root`` cannot be read, or a folder goes away in the meantime."""
@@ -83,6 +113,10 @@ class Folder:
             entered = []
             for name in sorted(folders, key=os.fsencode):
                 if name.startswith("."):
+                    self._pass_over(str(below / name), HIDDEN)
+                    continue
+                if _is_link(name, directory):
+                    self._pass_over(str(below / name), LINK)
                     continue
                 if (reason := _closed(name, directory, len(below.parts))) is None:
                     entered.append(name)
@@ -91,30 +125,48 @@ class Folder:
             folders[:] = entered
             for name in sorted(files, key=os.fsencode):
                 path = str(below / name)
-                if self._wanted(path, name):
+                if (kind := self._passed_kind(name, directory)) is not None:
+                    self._pass_over(path, kind)
+                elif self._wanted(path, name):
                     self._read += 1
                     if self.shard.holds(self._id(path)):
                         # Of its own: it is read when this walk is elsewhere.
                         yield partial(self._file, path, name, os.dup(directory))
+
+    def _passed_kind(self, name: str, directory: int) -> str | None:
+        """The kind of a file that is no source by its name; None for one that may be."""
+        if name.startswith("."):
+            return HIDDEN
+        if _is_link(name, directory):
+            return LINK
+        ending = os.path.splitext(name)[1].lower()
+        return None if ending in FILES else printable(ending) or NO_ENDING
+
+    def _pass_over(self, path: str, kind: str) -> None:
+        """Count what is of this shard, and of the pattern."""
+        if self.pattern is not None and self.pattern.fullmatch(path) is None:
+            return
+        if self.shard.holds(self._id(path)):
+            self._passed[kind] += 1
 
     def _id(self, path: str) -> str:
         return printable(f"{self.prefix}{path}")
 
     def _file(self, path: str, name: str, directory: int) -> list[Row]:
         try:
-            return [self._item(path, name, directory)]
+            return self._items(path, name, directory)
         except Unreadable as error:
             return self._failure(path, str(error))
         finally:
             os.close(directory)
 
-    def _item(self, path: str, name: str, directory: int) -> Row:
+    def _items(self, path: str, name: str, directory: int) -> list[Row]:
         try:
             path.encode()
         except UnicodeEncodeError:
             raise Unreadable("the name is not UTF-8") from None
         data = read_file(name, directory, self.max_bytes)
-        return item_of(self._id(path), printable(str(self.root / path)), data, name)
+        return rows_of(self._id(path), printable(str(self.root / path)), data, name)
 
     def _failure(self, path: str, reason: str) -> list[Row]:
         id = self._id(path)
@@ -122,18 +174,18 @@ class Folder:
         return [Failure(id=id, source=source, reason=reason)] if self.shard.holds(id) else []
 
 
-def item_of(id: str, source: str, data: bytes, name: str) -> Item | Document:
+def rows_of(id: str, source: str, data: bytes, name: str) -> list[Row]:
     """A file as what its ending says; raises ``Unreadable`` for a text that is none."""
     ending = os.path.splitext(name)[1].lower()
     if ending in DOCUMENTS:
-        return Document(id=id, source=source, data=data)
-    return Item(id=id, source=source, parts=(ImageFile(data) if ending in PICTURES else _text(data),))
+        return [Document(id=id, source=source, data=data)]
+    if ending in PICTURES:
+        return picture_rows(id, source, data)
+    return [Item(id=id, source=source, parts=(_text(data),))]
 
 
 def _closed(name: str, directory: int, depth: int) -> str | None:
     """Why a folder is not entered."""
-    if _is_link(name, directory):
-        return "a link"
     if depth >= _MAX_DEPTH:
         return f"deeper than {_MAX_DEPTH} folders"
     try:

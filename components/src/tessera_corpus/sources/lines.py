@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
@@ -17,14 +18,16 @@ from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
 from tessera.local.content import ImageFile, Part
 from tessera.model_names import find_name
 from tessera.models.base import Truncate
-from tessera_corpus.item import Document, Failure, Item, Row
+from tessera_corpus.item import Document, Failure, Item, Row, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.folder import DOCUMENTS
 from tessera_corpus.sources.media import Media
+from tessera_corpus.sources.pictures import picture_rows
 
 _CHUNK: Final = 1 << 20
+_PDF: Final = b"%PDF-"
 _ROUTE: Final = "/v1/embeddings"
 # A name that could be an input's of another request.
 _LIKE_AN_INPUT: Final = re.compile(r".+#(0|[1-9][0-9]*)", re.DOTALL)
@@ -63,6 +66,18 @@ class Lines:
     def position(self) -> Position:
         return Position(read=self._read, most=self._most)
 
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        name, _, number = place.rpartition(":")
+        if self.path is None or name != self.name or not number.isdecimal():
+            return False
+        if self.shard.count > 1 and _LIKE_AN_INPUT.fullmatch(id) is not None:
+            # Whose shard is that of its request, if it is an input.
+            return False
+        return self.shard.holds(file_of(id, page))
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where standard input cannot be read; a file is a failure of its own then."""
         try:
@@ -86,7 +101,7 @@ class Lines:
                 line = file.readline(self.max_bytes + 1)
         except OSError as error:
             raise ConfigError(f"{self.name}: {error.strerror}") from None
-        work = self._line(line, f"{self.name}:{number}") if line.strip() else []
+        work = self._line(line, f"{self.name}:{number}") if _written(line) else []
         return work() if callable(work) else work
 
     def _works(self, file: BinaryIO) -> Iterator[Work]:
@@ -99,12 +114,13 @@ class Lines:
                 while (more := file.readline(_CHUNK)) and not more.endswith(b"\n"):
                     self._read += len(more)
                 yield self._failed(where, where, f"more than {self.max_bytes} bytes")
-            elif line.strip():
+            elif _written(line):
                 yield self._line(line, where)
 
     def _line(self, line: bytes, where: str) -> Work:
         try:
-            value = orjson.loads(line)
+            # Some editors begin a file with it, and such files are put together.
+            value = orjson.loads(line.removeprefix(codecs.BOM_UTF8))
         except ValueError as error:
             return self._failed(where, where, f"not JSON: {error}")
         if not isinstance(value, dict):
@@ -126,7 +142,7 @@ class Lines:
         if not image and not (text or "").strip():
             return self._failed(id, where, "neither text nor image")
         if image:
-            return lambda: [made_of(id, where, text or "", image, self.media)]
+            return lambda: made_of(id, where, text or "", image, self.media)
         return [Item(id=id, source=where, parts=(text or "",))]
 
     def _batch(self, value: dict[str, Any], where: str) -> Work:
@@ -194,23 +210,30 @@ def _check(request: EmbeddingsRequest, honoured: Honoured) -> None:
 
 def made_of(
     id: str, source: str, text: str, image: str | bytes, media: Media, page: int | None = None
-) -> Row:
-    """A row of a text and an image, either of them empty; an image is its bytes, or what names it."""
+) -> list[Row]:
+    """The rows of a text and an image, either of them empty; an image is its bytes, or what names it."""
+
+    def failed(reason: str) -> list[Row]:
+        return [Failure(id=id, source=source, page=page, reason=reason)]
+
     try:
         data = media.read(image) if isinstance(image, str) and image else image
     except RequestError as error:
-        return Failure(id=id, source=source, page=page, reason=str(error))
+        return failed(str(error))
     if isinstance(data, str):
-        return Item(id=id, source=source, page=page, parts=(text,))
+        return [Item(id=id, source=source, page=page, parts=(text,))]
     if not data:
-        return Failure(id=id, source=source, page=page, reason="image: empty")
-    if isinstance(image, str) and PurePosixPath(urlsplit(image[:4096]).path).suffix.lower() in DOCUMENTS:
+        return failed("image: empty")
+    named = isinstance(image, str) and PurePosixPath(urlsplit(image[:4096]).path).suffix.lower() in DOCUMENTS
+    if named or data.startswith(_PDF):
         if text.strip():
-            reason = "a document has texts of its own, and there is one beside it"
-            return Failure(id=id, source=source, page=page, reason=reason)
-        return Document(id=id, source=source, data=data)
-    parts: tuple[Part, ...] = (ImageFile(data), text) if text.strip() else (ImageFile(data),)
-    return Item(id=id, source=source, page=page, parts=parts)
+            return failed("a document has texts of its own, and there is one beside it")
+        return [Document(id=id, source=source, data=data)]
+    return picture_rows(id, source, data, text=text, page=page)
+
+
+def _written(line: bytes) -> bool:
+    return bool(line.removeprefix(codecs.BOM_UTF8).strip())
 
 
 def _opened(path: Path | None) -> BinaryIO:

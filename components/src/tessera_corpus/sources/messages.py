@@ -37,7 +37,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """All has been read: the last message."""
+    """All has been read: the last message, with what was passed over by its kind."""
+
+    passed_over: dict[str, int]
 
 
 Message = Read | Failed | Done

@@ -23,6 +23,7 @@ from tessera.errors import Unavailable
 from tessera.extras import absent, missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
+from tessera_corpus.sources import cells
 from tessera_corpus.sources.settings import Columns
 
 MOST_ROWS: Final = 64
@@ -59,14 +60,20 @@ def named(columns: Columns, there: Sequence[str]) -> dict[str, str]:
     return {key: name for key, name in wanted.items() if name in there}
 
 
-def values_of(row: dict[str, Any], names: Mapping[str, str]) -> Values:
-    """Return the values of a row by the columns of ``names``."""
-    id, text, image, page = (row.get(names.get(key, "")) for key in ("id", "text", "image", "page"))
-    id = None if id is None or id == "" else str(id)
+def values_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Values:
+    """Return the values of a row, as ``cells.rows_of`` gives it, by the columns of ``names``."""
+    cell = {key: row[name] for key, name in names.items()}
+    id = cells.id_of(cell.get("id")) or None
+    text, image = cells.text_of(cell.get("text")), cell.get("image")
+    for key, value in (("id", cell.get("id")), ("text", text), ("image", image)):
+        if isinstance(value, cells.Unreadable):
+            return Values(id=id, wrong=f"{names[key]}: {value.reason}")
+    try:
+        page = cells.page_of(cell.get("page"))
+    except ValueError as error:
+        return Values(id=id, wrong=f"{names['page']}: {error}")
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
-    if page is not None and (isinstance(page, bool) or not isinstance(page, int)):
-        return Values(id=id, wrong=f"{names['page']}: expected a number")
     if text is not None and not isinstance(text, str):
         return Values(id=id, page=page, wrong=f"{names['text']}: expected a text")
     if image is not None and not isinstance(image, str | bytes):
@@ -358,8 +365,8 @@ class _File:
                 use_threads=False,
             )
             for batch in batches:
-                for values in batch.slice(min(skipped, batch.num_rows)).to_pylist():
-                    yield values_of(values, self._columns)
+                for row in cells.rows_of(batch.slice(min(skipped, batch.num_rows))):
+                    yield values_of(row, self._columns)
                 skipped = max(0, skipped - batch.num_rows)
 
 

@@ -34,7 +34,7 @@ def serve(connection: Connection) -> None:
         source = open_source(sources.words, sources.settings, sources.honoured)
         for rows in _some(source.rows()):
             connection.send_bytes(encode(Read(rows, source.position())))
-        last: Message = Done()
+        last: Message = Done(dict(source.passed_over()))
     except TesseraError as error:
         last = Failed(error.code, error.message)
     connection.send_bytes(encode(last))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -11,9 +11,10 @@ from typing import Protocol
 
 from tessera.errors import ConfigError
 from tessera.extras import missing
-from tessera_corpus.item import Failure, Row
+from tessera_corpus.item import Failure, Row, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
+from tessera_corpus.sources import cells
 from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.lines import made_of
 from tessera_corpus.sources.media import Media
@@ -41,6 +42,13 @@ class Table:
     def position(self) -> Position:
         return Position(read=self._read, most=self._most)
 
+    def gives(self, id: str, place: str, page: int | None) -> bool:
+        name, _, number = place.rpartition(":")
+        return name == str(self.path) and number.isdecimal() and self.shard.holds(file_of(id, page))
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where it has neither texts nor images, or a package is not installed."""
         yield from ahead(self._works())
@@ -56,7 +64,7 @@ class Table:
                 if number >= table.count:
                     return []
                 (values,) = table.rows(number, 1)
-                return [self._row(self._id_of(values, number), values, number)]
+                return self._rows(self._id_of(values, number), values, number)
         except Unread as error:
             raise ConfigError(f"{self.path}: {error}") from None
 
@@ -85,16 +93,16 @@ class Table:
     def _work(self, id: str, values: Values, number: int) -> Work:
         # Bytes are there; what is named has to be read.
         if values.place is not None:
-            return lambda: [self._row(id, values, number)]
-        return [self._row(id, values, number)]
+            return lambda: self._rows(id, values, number)
+        return self._rows(id, values, number)
 
-    def _row(self, id: str, values: Values, number: int) -> Row:
+    def _rows(self, id: str, values: Values, number: int) -> list[Row]:
         source = f"{self.path}:{number}"
         text, image, page = values.text, values.image or values.place, values.page
         if values.wrong:
-            return Failure(id=id, source=source, page=page, reason=values.wrong)
+            return [Failure(id=id, source=source, page=page, reason=values.wrong)]
         if not image and not (text or "").strip():
-            return Failure(id=id, source=source, page=page, reason="neither text nor image")
+            return [Failure(id=id, source=source, page=page, reason="neither text nor image")]
         return made_of(id, source, text or "", image or "", self.media, page)
 
     @contextmanager
@@ -147,12 +155,12 @@ class _Lance:
             for batch in self._table.to_batches(
                 columns=self._columns, batch_size=MOST_ROWS, scan_in_order=True
             ):
-                yield [values_of(row, self._named) for row in batch.to_pylist()]
+                yield [values_of(row, self._named) for row in cells.rows_of(batch)]
 
     def rows(self, first: int, most: int) -> Sequence[Values]:
         with _of_lance():
             found = self._table.take(range(first, first + most), columns=self._columns)
-            return [values_of(row, self._named) for row in found.to_pylist()]
+            return [values_of(row, self._named) for row in cells.rows_of(found)]
 
     @property
     def _columns(self) -> list[str]:

@@ -1,0 +1,89 @@
+"""Values of a table's columns as Python has them, each of them by itself where one of them is bad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+_MAX_PAGE: Final = (1 << 31) - 1
+"""What the tables of an output hold."""
+_MAX_DIGITS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A value that Python cannot have, and why."""
+
+    reason: str
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a ``pyarrow.RecordBatch`` or table, with ``Unreadable`` in place of bad values."""
+    names = batch.schema.names
+    for values in zip(*(_values_of(batch.column(place)) for place in range(len(names))), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _values_of(column: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except (ValueError, OverflowError):
+        # Which one it is, nobody says.
+        return [_value_of(scalar) for scalar in column]
+
+
+def _value_of(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return Unreadable(f"not UTF-8 from byte {error.start} on")
+    except (ValueError, OverflowError) as error:
+        return Unreadable(f"out of range: {error}")
+
+
+def id_of(value: Any) -> str | None:
+    """An id as a text, bytes as hexadecimal digits; None for none, and for one that cannot be read."""
+    if value is None or isinstance(value, Unreadable):
+        return None
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def text_of(value: Any) -> Any:
+    """Text that is stored as bytes, as older programs do, as text."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return Unreadable(f"not UTF-8 from byte {error.start} on")
+
+
+def page_of(value: Any) -> int | None:
+    """A page's number, also of a float or a text that is one; None for none, which pandas writes as NaN.
+
+    Raises ``ValueError`` that says what is wrong with it.
+    """
+    if isinstance(value, Unreadable):
+        raise ValueError(value.reason)
+    if value is None or (isinstance(value, float) and math.isnan(value)) or value == "":
+        return None
+    number = _whole(value)
+    if number is None:
+        raise ValueError(f"expected a number, not {str(value)[:40]!r}")
+    if not 0 <= number <= _MAX_PAGE:
+        raise ValueError(f"{number} is no number of a page")
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return int(value) if value.strip().isdecimal() and len(value) <= _MAX_DIGITS else None
+    if isinstance(value, float | Decimal) and not (math.isfinite(value) and value == int(value)):
+        return None
+    return int(value) if isinstance(value, int | float | Decimal) else None
