@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import os
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tessera.cache import BoundedLru
@@ -25,8 +24,6 @@ _GOING_ON: Final = ("_numbers",)
 # The runtime opens and closes connections as calls come and are ended: they are compared after calls that
 # went well, when there are as many as it wants.
 _SOCKETS: Final = "descriptors of socket:[]"
-# A number of an object and one of its attributes, or what is counted in the process.
-_Key = tuple[int, str] | str
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)
 
 
@@ -39,11 +36,11 @@ class Holdings:
 
     def __init__(self) -> None:
         gc.collect()
-        self._objects = [(held, _slots(type(held))) for held in _living()]
+        self._objects = list(_living())
         self._caches = list(_caches())
         # What lives now is looked at no more: a collection takes a fifth of the time.
         gc.freeze()
-        self._moving: set[_Key] = set()
+        self._moving: set[str] = set()
         self._first = self._read()
 
     async def learn(self) -> None:
@@ -60,7 +57,7 @@ class Holdings:
         """Counts that are different, with their value at first and now, but for sockets."""
         first, now = self._first, self._read()
         return {
-            self._name(key): (was, held)
+            key: (was, held)
             for key in first.keys() | now.keys()
             if key != _SOCKETS
             and key not in self._moving
@@ -93,28 +90,19 @@ class Holdings:
         """Counts that are compared."""
         return len(self._first.keys() - self._moving)
 
-    def _read(self) -> dict[_Key, int]:
-        """Some thousand counts, read some thousand times: most of the processor time of the tests."""
-        read: dict[_Key, int] = {}
-        for number, (held, slots) in enumerate(self._objects):
-            values = getattr(held, "__dict__", {})
-            if slots:
-                values = values | {name: getattr(held, name) for name in slots if hasattr(held, name)}
-            for attribute, value in values.items():
-                if _is_counted(type(value)) and attribute not in _GOING_ON:
-                    read[number, attribute] = value if isinstance(value, int) else len(value)
+    def _read(self) -> dict[str, int]:
+        read: dict[str, int] = {}
+        for number, held in enumerate(self._objects):
+            name = f"{type(held).__module__.removeprefix('tessera.')}.{type(held).__qualname__}"
+            for attribute, value in _attributes(held):
+                if attribute in _GOING_ON or isinstance(value, bool) or not isinstance(value, _COUNTED):
+                    continue
+                read[f"{name}#{number}.{attribute}"] = value if isinstance(value, int) else len(value)
         for task, count in Counter(_coroutine(task) for task in asyncio.all_tasks()).items():
             read[f"tasks of {task}"] = count
         for target, count in Counter(_descriptors()).items():
             read[f"descriptors of {target}"] = count
         return read
-
-    def _name(self, key: _Key) -> str:
-        if isinstance(key, str):
-            return key
-        number, attribute = key
-        kind = type(self._objects[number][0])
-        return f"{kind.__module__.removeprefix('tessera.')}.{kind.__qualname__}#{number}.{attribute}"
 
 
 def _caches() -> Iterator[BoundedLru[Any, Any]]:
@@ -131,18 +119,17 @@ def _living() -> Iterator[Any]:
             yield held
 
 
-@functools.cache
-def _is_counted(kind: type) -> bool:
-    return issubclass(kind, _COUNTED) and kind is not bool
+def _attributes(held: Any) -> Iterator[tuple[str, Any]]:
+    values: Mapping[str, Any] = getattr(held, "__dict__", {})
+    yield from values.items()
+    for name in (name for kind in type(held).__mro__ for name in _slots(kind)):
+        if name not in ("__dict__", "__weakref__") and hasattr(held, name):
+            yield name, getattr(held, name)
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    """The names of all its slots."""
-    names: list[str] = []
-    for part in kind.__mro__:
-        slots = part.__dict__.get("__slots__", ())
-        names += (slots,) if isinstance(slots, str) else slots
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+def _slots(kind: type) -> Iterable[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else slots
 
 
 def _coroutine(task: asyncio.Task[Any]) -> str:
@@ -157,9 +144,4 @@ def _descriptors() -> Iterator[str]:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
-        yield _without_numbers(target)
-
-
-@functools.lru_cache(4096)
-def _without_numbers(target: str) -> str:
-    return re.sub(r"\d+", "", target)
+        yield re.sub(r"\d+", "", target)

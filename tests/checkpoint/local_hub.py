@@ -52,7 +52,14 @@ class LocalHub:
             for name, value in os.environ.items()
             if not name.startswith(("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "TRANSFORMERS_"))
         }
-        return own | {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return own | {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(cache),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            # Ten seconds each, which an answer from this process may take on a busy machine.
+            "HF_HUB_ETAG_TIMEOUT": "120",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "120",
+        }
 
     def forget(self) -> None:
         self.asked.clear()

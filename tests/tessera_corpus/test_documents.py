@@ -82,8 +82,9 @@ Make = Callable[..., Drawing]
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Renderers of a test's own; afterwards no descriptor is left."""
-    # What earlier tests left is not to be closed in between.
+    # What earlier tests left is not to be closed in between, and matplotlib keeps the fonts that it opens.
     gc.collect()
+    figures(2)
     descriptors = len(os.listdir("/proc/self/fd"))
     made: list[Drawing] = []
 
