@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 from tessera.models import open_model
@@ -157,6 +158,49 @@ def test_a_mistake_fails_the_bar(
     line = f"{mistake.__name__.replace('_', ' '):40}1 - worst cosine {1 - cosine:.2e}"
     record_property("parity of encoders with references that make one mistake", line)
     assert cosine < BARS["float32"], line
+
+
+def byte_level(path: Path) -> None:
+    """Give a checkpoint a vocabulary of bytes and their merges, as RoBERTa's English ones have it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ["".join(filter(lambda part: isinstance(part, str), given.parts)) for given in CASES], trainer
+    )
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    (path / "tokenizer.json").unlink()
+    tokenizer.save(str(path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "vocabulary"),
+    [
+        ({"model_type": "roberta", "architectures": ["RobertaModel"]}, byte_level),
+        ({"model_type": "camembert", "architectures": ["CamembertModel"]}, None),
+        ({"hidden_act": "gelu_new"}, None),
+        ({"hidden_act": "relu"}, None),
+    ],
+    ids=["roberta", "camembert", "tanh form of gelu", "relu"],
+)
+def test_kin_of_xlm_roberta(
+    changes: dict[str, Any],
+    vocabulary: Callable[[Path], None] | None,
+    written: WriteCheckpoint,
+    tmp_path: Path,
+) -> None:
+    path = declare(written(ROBERTA_TINY), tmp_path / "kin", config=changes)
+    if vocabulary is not None:
+        vocabulary(path)
+    model, reference = open_model(path), EncoderReference(path)
+    batch = batch_of(model, None, CASES)
+    assert batch.input_ids[: batch.lengths[0]].tolist() == reference.tokens(*map(str, CASES[0].parts))
+    assert cosines(computed(path), reference_vectors(reference)).min() >= BARS["float32"]
 
 
 SENTENCES = ["river", "the bridge by the old temple", "a market in the light " * 9, "été naïve 東京"]
