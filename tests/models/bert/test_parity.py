@@ -19,7 +19,7 @@ from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, TINY, EncoderS
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare
-from tests.models.running import Given, batch_of, cosines, vectors
+from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.encoder import EncoderReference
 
 # The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
@@ -70,10 +70,7 @@ def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
 
 def test_company_changes_nothing(built: Built) -> None:
     _, model, *_ = built
-    text = model.load_text(dtype="float32", device="cpu")
-    alone = np.concatenate([vectors(model, text, batch_of(model, None, [given])) for given in CASES])
-    together = vectors(model, text, batch_of(model, None, CASES[::-1]))[::-1]
-    assert cosines(together, alone).min() >= 0.999999
+    assert company(model, CASES) >= 0.999999
 
 
 def test_token_ids_with_padding_among_them(built: Built) -> None:
@@ -96,7 +93,7 @@ def test_the_longest_input(built: Built) -> None:
 
 def test_the_cases_are_far_apart(built: Built) -> None:
     *_, expected = built
-    assert (expected @ expected.T - np.eye(len(CASES))).max() < 0.98
+    assert nearest(expected) < 0.98
 
 
 def positions_from_the_next_row(reference: EncoderReference) -> None:
