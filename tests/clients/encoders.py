@@ -1,6 +1,7 @@
-"""Vectors of a query and of texts by the clients of Text-Embeddings-Inference, of Infinity and of frameworks.
+"""Vectors and scores of a query and texts by the clients of TEI, of Infinity and of frameworks.
 
-Runs in the environment of ``scripts/clients frameworks``.
+Runs in the environment of ``scripts/clients frameworks``, once for both: its imports take 10 s of processor
+time. The first word of the URL is where vectors are asked for, the second where scores are.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.clients import embedders
+from tests.clients import embedders, rerankers
 from tests.clients.asked import Asked, answer
 from tests.clients.embedders import Vectors
+from tests.clients.rerankers import Scores
 
 
 def hub(asked: Asked) -> Vectors:
@@ -74,12 +76,37 @@ def haystack(asked: Asked) -> Vectors:
     return query, [document.embedding for document in found]
 
 
-CLIENTS: dict[str, Callable[[Asked], Vectors]] = {
+def infinity_scores(asked: Asked) -> Scores:
+    from infinity_client import Client
+    from infinity_client.api.default import rerank
+    from infinity_client.models import RerankInput
+
+    body = RerankInput(query=asked.query, documents=asked.texts, model=asked.model)
+    response: Any = rerank.sync_detailed(client=Client(base_url=asked.url), body=body)
+    assert response.status_code == 200, response.content
+    return [(row.index, row.relevance_score) for row in response.parsed.results]
+
+
+def _at(word: int, ask: Callable[[Asked], Any]) -> Callable[[Asked], Any]:
+    return lambda asked: ask(asked._replace(url=asked.url.split()[word]))
+
+
+VECTORS: dict[str, Callable[[Asked], Vectors]] = {
     "huggingface_hub": hub,
     "infinity": infinity,
     "llama-index": llama_index,
     "haystack": haystack,
     "langchain": embedders.langchain,
+}
+SCORES: dict[str, Callable[[Asked], Scores]] = {
+    "infinity scores": infinity_scores,
+    "llama-index scores": rerankers.llama_index_tei,
+    "haystack scores": rerankers.haystack_tei,
+    "langchain scores": rerankers.langchain_cohere,
+}
+CLIENTS: dict[str, Callable[[Asked], Any]] = {
+    **{name: _at(0, ask) for name, ask in VECTORS.items()},
+    **{name: _at(1, ask) for name, ask in SCORES.items()},
 }
 
 

@@ -132,6 +132,19 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
     return output_rows(computed.cpu().numpy(), batch, model.output).values
 
 
+def company(model: Model, inputs: Sequence[Given]) -> float:
+    """The worst cosine of vectors that were computed alone, and in one batch in the opposite order."""
+    text = model.load_text(dtype="float32", device="cpu")
+    alone = np.concatenate([vectors(model, text, batch_of(model, None, [given])) for given in inputs])
+    together = vectors(model, text, batch_of(model, None, inputs[::-1]))[::-1]
+    return float(cosines(together, alone).min())
+
+
+def nearest(rows: np.ndarray) -> float:
+    """The largest cosine of two different rows of length 1."""
+    return float((rows @ rows.T - np.eye(len(rows))).max())
+
+
 def error(found: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference of two sets of logits, as a share of how far these deviate."""
     return float(np.abs(found - expected).max() / expected.std())

@@ -129,6 +129,18 @@ def test_configurations_that_are_not_served(copied: Path, changes: dict[str, Any
         open_model(copied)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("mpnet", "MPNetModel"), ("distilbert", "DistilBertModel"), ("modernbert", "ModernBertModel")],
+)
+def test_kin_that_is_not_served_is_refused_by_its_key(
+    copied: Path, model_type: str, architecture: str
+) -> None:
+    change(copied, "config.json", model_type=model_type, architectures=[architecture])
+    with pytest.raises(CheckpointError, match=rf"config\.json: model_type '{model_type}' is none of"):
+        open_model(copied)
+
+
 def test_nothing_is_compiled_of_it(written: WriteCheckpoint) -> None:
     model: Any = open_model(written(TINY))
     with pytest.raises(ConfigError, match="family bert offers no stages to compile or export"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_
 from tests.models.bert.cases import WORDS
 from tests.models.bert_rerank.cases import CASES
 from tests.models.conftest import WriteCheckpoint
-from tests.models.running import Pair, batch_of, vectors
+from tests.models.pairing import logits, prompts, tokens
+from tests.models.running import Pair
 from tests.references.encoder import CrossReference
 
 BAR = 1e-4
@@ -32,30 +33,8 @@ def opened(path: Path, **options: object) -> PairModel:
     return model
 
 
-def logits(model: PairModel, pairs: Sequence[Pair]) -> np.ndarray:
-    found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, pairs))
-    assert found.shape == (len(pairs), 1)
-    return found
-
-
 def expected(reference: CrossReference) -> np.ndarray:
     return np.stack([reference.answer(pair) for pair in CASES])
-
-
-def prompts(model: PairModel, asked: str, *documents: str, **limits: Any) -> list[Prompt | InvalidInput]:
-    return model.pairs(
-        Content(parts=(asked,)),
-        [Content(parts=(document,)) for document in documents],
-        limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
-        query_param="query",
-        params=[f"documents[{number}]" for number in range(len(documents))],
-    )
-
-
-def tokens(model: PairModel, asked: str, document: str, **limits: Any) -> list[int]:
-    (prompt,) = prompts(model, asked, document, **limits)
-    assert isinstance(prompt, Prompt)
-    return list(prompt.tokens.tolist())
 
 
 @pytest.mark.parametrize("name", SPECS)

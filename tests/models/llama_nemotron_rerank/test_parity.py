@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,32 +31,8 @@ from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Opti
 from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
-from tests.models.running import Pair, batch_of, vectors
+from tests.models.pairing import logits, prompt, prompts
 from tests.references.rerank import RerankReference, text
-
-
-def prompts(
-    model: LlamaNemotronRerank, asked: str, /, *documents: str, **limits: Any
-) -> list[Prompt | InvalidInput]:
-    return model.pairs(
-        Content(parts=(asked,)),
-        [Content(parts=(document,)) for document in documents],
-        limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
-        query_param="query",
-        params=[f"documents[{number}]" for number in range(len(documents))],
-    )
-
-
-def prompt(model: LlamaNemotronRerank, asked: str, document: str, /, **limits: Any) -> Prompt:
-    (made,) = prompts(model, asked, document, **limits)
-    assert isinstance(made, Prompt)
-    return made
-
-
-def logits(model: LlamaNemotronRerank, pairs: Sequence[Pair]) -> np.ndarray:
-    found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, pairs))
-    assert found.shape == (len(pairs), 1)
-    return found
 
 
 def expected(reference: RerankReference) -> np.ndarray:

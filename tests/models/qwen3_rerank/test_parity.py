@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import pytest
 
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.base import Content, PairModel, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY, TINY, Qwen3RerankSpec
 from tests.models.bert.cases import WORDS
 from tests.models.conftest import WriteCheckpoint
+from tests.models.pairing import logits, prompts
 from tests.models.qwen3_rerank.cases import CASES
-from tests.models.running import Pair, batch_of, vectors
 from tests.references.qwen3 import Qwen3RerankReference
 
 BARS = {"float32": 1e-4, "bfloat16": 0.5}
@@ -38,24 +38,8 @@ def opened(path: Path, **options: object) -> PairModel:
     return model
 
 
-def logits(model: PairModel, pairs: Sequence[Pair], dtype: str = "float32") -> np.ndarray:
-    found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, None, pairs))
-    assert found.shape == (len(pairs), 1)
-    return found
-
-
 def expected(reference: Qwen3RerankReference) -> np.ndarray:
     return np.stack([reference.answer(pair) for pair in CASES])
-
-
-def prompts(model: PairModel, asked: Content, *documents: str, **limits: Any) -> list[Prompt | InvalidInput]:
-    return model.pairs(
-        asked,
-        [Content(parts=(document,)) for document in documents],
-        limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
-        query_param="query",
-        params=[f"documents[{number}]" for number in range(len(documents))],
-    )
 
 
 @pytest.mark.parametrize("dtype", BARS)

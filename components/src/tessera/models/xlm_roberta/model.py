@@ -16,7 +16,7 @@ class XlmRoberta(EncoderModel):
     family = "xlm_roberta"
     revision = "xlm_roberta 1"
     first, last = "<s>", "</s>"
-    stems = ("roberta.", "xlm-roberta.")
+    stems = ("roberta.", "xlm-roberta.", "camembert.")
 
     def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has: those up to padding's."""
@@ -35,7 +35,7 @@ class XlmRoberta(EncoderModel):
 
 FAMILY: Family = OptionsFamily(
     name=XlmRoberta.family,
-    model_types=("xlm-roberta", "roberta"),
+    model_types=("xlm-roberta", "roberta", "camembert"),
     hub_models=(
         "intfloat/multilingual-e5-base",
         "intfloat/multilingual-e5-large",
@@ -43,5 +43,9 @@ FAMILY: Family = OptionsFamily(
     ),
     options=Options,
     opened=XlmRoberta,
-    architectures=("XLMRobertaModel", "XLMRobertaForMaskedLM", "RobertaModel", "RobertaForMaskedLM"),
+    architectures=tuple(
+        f"{name}{task}"
+        for name in ("XLMRoberta", "Roberta", "Camembert")
+        for task in ("Model", "ForMaskedLM")
+    ),
 )

@@ -21,9 +21,11 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
 
 FAMILY: Family = OptionsFamily(
     name=XlmRobertaRerank.family,
-    model_types=("xlm-roberta", "roberta"),
+    model_types=("xlm-roberta", "roberta", "camembert"),
     hub_models=("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base"),
     options=PairOptions,
     opened=XlmRobertaRerank,
-    architectures=("XLMRobertaForSequenceClassification", "RobertaForSequenceClassification"),
+    architectures=tuple(
+        f"{name}ForSequenceClassification" for name in ("XLMRoberta", "Roberta", "Camembert")
+    ),
 )

@@ -1,0 +1,42 @@
+"""What tests of rerankers of texts ask a model: the prompts of a query with documents, and their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import InvalidInput
+from tessera.models.base import Content, PairLimits, PairModel, Prompt
+from tests.models.running import Pair, batch_of, vectors
+
+
+def prompts(
+    model: PairModel, asked: str | Content, /, *documents: str, **limits: Any
+) -> list[Prompt | InvalidInput]:
+    """The prompt of each document, or what is wrong with it; ``limits`` are those of ``PairLimits``."""
+    return model.pairs(
+        Content(parts=(asked,)) if isinstance(asked, str) else asked,
+        [Content(parts=(document,)) for document in documents],
+        limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
+        query_param="query",
+        params=[f"documents[{number}]" for number in range(len(documents))],
+    )
+
+
+def prompt(model: PairModel, asked: str | Content, document: str, /, **limits: Any) -> Prompt:
+    (built,) = prompts(model, asked, document, **limits)
+    assert isinstance(built, Prompt)
+    return built
+
+
+def tokens(model: PairModel, asked: str | Content, document: str, /, **limits: Any) -> list[int]:
+    return list(prompt(model, asked, document, **limits).tokens.tolist())
+
+
+def logits(model: PairModel, pairs: Sequence[Pair], dtype: str = "float32") -> np.ndarray:
+    """Float32 ``[pairs, 1]``, of all pairs in one batch."""
+    found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, None, pairs))
+    assert found.shape == (len(pairs), 1)
+    return found
