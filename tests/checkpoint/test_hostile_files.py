@@ -64,9 +64,13 @@ def deep(path: Path) -> None:
 SAMPLES = [fifo, endless, folder, large, deep]
 
 
-@pytest.mark.parametrize("make", SAMPLES)
 @pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "model.safetensors"]
+    ("name", "make"),
+    [
+        *(("config.json", make) for make in SAMPLES),
+        *((name, make) for name in ("tokenizer.json", "modules.json") for make in (deep, large)),
+        *((name, fifo) for name in ("tokenizer_config.json", "model.safetensors")),
+    ],
 )
 def test_what_is_no_small_file_is_refused_by_name(
     hostile: Path, name: str, make: Callable[[Path], None]
@@ -78,11 +82,11 @@ def test_what_is_no_small_file_is_refused_by_name(
         assert open_model(hostile).fingerprint
 
 
-SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "head_dim")
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 
 
-@pytest.mark.parametrize("digits", [10, 19, 400, 5000])
-@pytest.mark.parametrize("key", [*SIZES, "num_attention_heads", "intermediate_size"])
+@pytest.mark.parametrize("digits", [10, 5000])
+@pytest.mark.parametrize("key", SIZES)
 def test_a_size_that_no_model_has_is_refused_before_anything_is_made_of_it(
     hostile: Path, key: str, digits: int
 ) -> None:
