@@ -64,9 +64,13 @@ def deep(path: Path) -> None:
 SAMPLES = [fifo, endless, folder, large, deep]
 
 
-@pytest.mark.parametrize("make", SAMPLES)
 @pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "model.safetensors"]
+    ("name", "make"),
+    [
+        *(("config.json", make) for make in SAMPLES),
+        *((name, make) for name in ("tokenizer.json", "modules.json") for make in (deep, large)),
+        *((name, fifo) for name in ("tokenizer_config.json", "model.safetensors")),
+    ],
 )
 def test_what_is_no_small_file_is_refused_by_name(
     hostile: Path, name: str, make: Callable[[Path], None]
@@ -78,11 +82,11 @@ def test_what_is_no_small_file_is_refused_by_name(
         assert open_model(hostile).fingerprint
 
 
-SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "head_dim")
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 
 
-@pytest.mark.parametrize("digits", [10, 19, 400, 5000])
-@pytest.mark.parametrize("key", [*SIZES, "num_attention_heads", "intermediate_size"])
+@pytest.mark.parametrize("digits", [10, 5000])
+@pytest.mark.parametrize("key", SIZES)
 def test_a_size_that_no_model_has_is_refused_before_anything_is_made_of_it(
     hostile: Path, key: str, digits: int
 ) -> None:
@@ -137,14 +141,27 @@ def grows(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["a", "abc", "\u4e00\u4e01"])
-def test_a_tokenizer_that_aborts_ends_a_child_alone(hostile: Path, text: str) -> None:
+def test_a_tokenizer_that_aborts_ends_a_child_alone(
+    hostile: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[int] = []
+    fork = os.fork
+
+    def forked() -> int:
+        if pid := fork():
+            children.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", forked)
     model = open_model(spoiled(hostile, normalizer=grows(text)))
     with pytest.raises(
         CheckpointError, match=r"tokenizer\.json: this tokenizer ends the process \(SIGABRT\)"
     ):
         try_out(model)
+    (child,) = children
+    # Nothing of it is left to be waited for.
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(child, os.WNOHANG)
 
 
 def test_a_tokenizer_that_takes_for_ever_is_refused(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +208,7 @@ def test_a_good_tokenizer_passes(tmp_path: Path, family: str, caplog: pytest.Log
     assert not caplog.records
 
 
+@pytest.mark.service
 def test_the_launcher_and_a_frontend_refuse_it(hostile: Path, tmp_path: Path) -> None:
     spoiled(hostile, normalizer=grows("a"))
     says = f"{hostile}/tokenizer.json: this tokenizer ends the process (SIGABRT) over 28 equal characters"

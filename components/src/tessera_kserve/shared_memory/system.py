@@ -27,11 +27,8 @@ class SystemMemory:
         self.key = key
         self.offset = offset
         self._descriptor = descriptor
-
-    @property
-    def identity(self) -> object:
-        status = os.fstat(self._descriptor)
-        return status.st_dev, status.st_ino
+        status = os.fstat(descriptor)
+        self.identity: object = (status.st_dev, status.st_ino)
 
     def place_bytes(self) -> int:
         folder = os.statvfs(_FOLDER)
