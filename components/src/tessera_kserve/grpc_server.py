@@ -49,7 +49,7 @@ from tessera_kserve.fields import Fields
 from tessera_kserve.http import write_error
 from tessera_kserve.inference import Inference
 from tessera_kserve.line import MOST_WAITING
-from tessera_kserve.receiving import Receiver, skip_message
+from tessera_kserve.receiving import LARGE_BYTES, Receiver, skip_message
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import BYTES, NUMPY, Tensor, of_raw, of_values
@@ -450,8 +450,10 @@ class GrpcServer:
 
         All have the stream's metadata, so that a key that is refused ends the stream.
         """
-        keys = self._service.keys
-        if keys is not None and keys.name_of(_headers(context.invocation_metadata() or ())) is None:
+        keys, sender = self._service.keys, _host(context)
+        if keys is not None:
+            sender = keys.name_of(_headers(context.invocation_metadata() or ())) or ""
+        if not sender and keys is not None:
             with self._serving(_STREAM, context) as exchange:
                 failure = self._failed(_Refused(), exchange)
             await _abort(context, failure)
@@ -462,11 +464,14 @@ class GrpcServer:
         async def take() -> None:
             # The iterator holds its last message for as long as the stream is open.
             while (raw := await context.read()) is not grpc.aio.EOF:
+                nbytes = len(raw)
                 task = asyncio.create_task(self._streamed(raw, context))
                 del raw
                 begun.add(task)
                 task.add_done_callback(begun.discard)
                 await under_way.put(task)
+                if nbytes >= LARGE_BYTES:
+                    await asyncio.sleep(self._receiver.pace(sender, nbytes))
 
         def taken(_: asyncio.Task[None]) -> None:
             # Where the queue is full nobody waits for more.

@@ -116,12 +116,7 @@ def read_json(raw: bytes, content_type: str = "", *, brackets: int = BRACKETS) -
     cannot be parsed. A string that is no text is refused by its path, or is a ``NoText`` in the body of a
     client that wants the other inputs' vectors.
     """
-    if len(raw) > _WHOLE_BYTES:
-        return _read_in_pieces(raw, content_type, brackets)
-    if len(raw) > brackets and more_outside_strings(raw, b"[{", brackets):
-        raise _too_many_brackets(brackets)
-    at_once = _OTHER_VALUES * brackets
-    if len(raw) > 2 * at_once and more_outside_strings(raw, b",", at_once):
+    if len(raw) > brackets and _is_large(raw, brackets):
         return _read_in_pieces(raw, content_type, brackets)
     try:
         return orjson.loads(raw)
@@ -129,23 +124,29 @@ def read_json(raw: bytes, content_type: str = "", *, brackets: int = BRACKETS) -
         return _read_marked(raw, content_type, error)
 
 
+def _is_large(raw: bytes, brackets: int) -> bool:
+    """Return whether others would notice that a body is parsed at once."""
+    at_once = _OTHER_VALUES * brackets
+    return (
+        len(raw) > _WHOLE_BYTES
+        or more_outside_strings(raw, b"[{", brackets)
+        or (len(raw) > 2 * at_once and more_outside_strings(raw, b",", at_once))
+    )
+
+
 def _too_many(most: int, things: str) -> InvalidInput:
     return InvalidInput(f"the body has more than {most} {things}")
 
 
-def _too_many_brackets(most: int) -> InvalidInput:
-    return _too_many(most, "lists and objects; send fewer inputs at a time")
-
-
 def _read_in_pieces(raw: bytes, content_type: str, brackets: int) -> Json:
-    """Parse a body whose parsing at once others would notice."""
+    """Parse a large body; raises ``InvalidInput`` for too much in it, before that is parsed."""
     taken: dict[str, Json] = {}
     parser = Parser()
     most, at_once = _VALUES * brackets, _OTHER_VALUES * brackets
     try:
         rest = without_long_strings(raw, taken, parser)
         if more_outside_strings(rest, b"[{", brackets):
-            raise _too_many_brackets(brackets)
+            raise _too_many(brackets, "lists and objects; send fewer inputs at a time")
         if more_outside_strings(rest, b",", at_once):
             if more_outside_strings(rest, b",", most):
                 raise _too_many(most, "values; send fewer at a time")
