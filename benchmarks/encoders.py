@@ -381,7 +381,9 @@ def worst_cosine(model: Model, directory: Path, count: int) -> float:
     texts = [" ".join(word() for _ in range(source.choice(_WORDS))) for _ in range(count)]
     encoder = SentenceTransformer(str(directory), device="cpu")
     launch, worst, longest = engine_of(model), 1.0, 0
-    for batch in batches(texts):
+    for done, batch in enumerate(batches(texts)):
+        if done % 5 == 0:
+            print(f"{done * _BATCH} texts of up to {longest} tokens: {worst:.8f}", flush=True)
         inputs = []
         for text in batch:
             content, most = Content(parts=(text,)), model.max_tokens
