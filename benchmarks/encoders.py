@@ -59,7 +59,7 @@ _SCRIPTS: Final = (
     *((0x627, 0x64A), (0x900, 0x97F), (0xE01, 0xE30), (0xAC00, 0xD7A3), (0x3041, 0x30FF)),
     *((0x4E00, 0x9FFF), (0x1F600, 0x1F640), (0x21, 0x2F), (0x300, 0x330)),
 )
-_WORDS: Final = (1, 2, 5, 10, 20, 60)
+_WORDS: Final = (1, 2, 5, 10, 20, 120)
 
 Seconds = tuple[float, float]
 """By the wall clock, and of processors."""
