@@ -59,7 +59,7 @@ _SCRIPTS: Final = (
     *((0x627, 0x64A), (0x900, 0x97F), (0xE01, 0xE30), (0xAC00, 0xD7A3), (0x3041, 0x30FF)),
     *((0x4E00, 0x9FFF), (0x1F600, 0x1F640), (0x21, 0x2F), (0x300, 0x330)),
 )
-_WORDS: Final = (1, 2, 5, 10, 20, 60)
+_WORDS: Final = (1, 2, 5, 10, 20, 120)
 
 Seconds = tuple[float, float]
 """By the wall clock, and of processors."""
@@ -381,7 +381,9 @@ def worst_cosine(model: Model, directory: Path, count: int) -> float:
     texts = [" ".join(word() for _ in range(source.choice(_WORDS))) for _ in range(count)]
     encoder = SentenceTransformer(str(directory), device="cpu")
     launch, worst, longest = engine_of(model), 1.0, 0
-    for batch in batches(texts):
+    for done, batch in enumerate(batches(texts)):
+        if done % 5 == 0:
+            print(f"{done * _BATCH} texts of up to {longest} tokens: {worst:.8f}", flush=True)
         inputs = []
         for text in batch:
             content, most = Content(parts=(text,)), model.max_tokens

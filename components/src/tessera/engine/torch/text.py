@@ -19,9 +19,10 @@ from tessera.models.base import Model, RowKind, StatesModule, TextModule, stage_
 from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
-# the fewest tokens of a piece, which keep the interpreter's share small.
+# the fewest tokens of a piece, which keep the interpreter's share small. A processor second of one thread
+# makes 2,820 tokens of a small encoder in pieces of 128, 3,240 in those of 512 and 3,000 in those of 4,096.
 _PIECES = 4
-_LEAST_TOKENS = 1024
+_LEAST_TOKENS = 512
 
 
 class TorchTextEngine:
