@@ -44,14 +44,14 @@ class Transparency:
         return cls(box=_webp_frame(data) if image.format == "WEBP" else None)
 
 
-def to_rgb(image: Image.Image, transparency: Transparency = Transparency(), *, param: str) -> Image.Image:
-    """Return a decoded image as RGB on white.
+def to_rgb(image: Image.Image, transparency: Transparency | None, *, param: str) -> Image.Image:
+    """Return a decoded image as RGB on white; ``transparency`` is what was read of it before.
 
     Raises ``UnsupportedMedia`` for float samples and for integers beyond 16 bits, which have no agreed white.
     """
     if image.mode == "F" or image.mode == "I" or image.mode.startswith("I;16"):
         return _of_wide(image, param=param)
-    if transparency.colour is not None:
+    if transparency is not None and transparency.colour is not None:
         # A program's image stays as it is.
         image = image.copy()
         image.info["transparency"] = transparency.colour
@@ -62,7 +62,7 @@ def to_rgb(image: Image.Image, transparency: Transparency = Transparency(), *, p
     else:
         # No copy of what is RGB already: it is loaded, and needs the file behind it no more.
         found = image.convert("RGB") if image.mode != "RGB" else image
-    box = transparency.box
+    box = None if transparency is None else transparency.box
     if box is None or box == (0, 0, *image.size):
         return found
     canvas = Image.new("RGB", found.size, _WHITE)

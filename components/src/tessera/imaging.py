@@ -53,6 +53,8 @@ MAX_PIXELS: Final = 1 << 27
 _MAX_READS: Final = 20_000
 _MAX_TIFF_BYTES: Final = 4 << 20
 _MAX_EXIF_BYTES: Final = 1 << 20
+# Of which the first frame may be a part of the canvas.
+_WITH_FRAMES: Final = ("GIF", "WEBP")
 _XMP: Final = ("xmp", "XML:com.adobe.xmp")
 
 # Pillow warns from its limit on and raises from twice that. At our ceiling it never has anything to say
@@ -77,23 +79,10 @@ def load_codecs() -> None:
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        own: ImageFile.ImageFile | None = None
-        if tiff.is_tiff(data):
-            data, own = tiff.open_tiff(data, param=param)
-        elif (kind := heif.format_of(data)) is not None:
-            own = heif.HeifFile(data, kind, param=param)
-        elif data[:2] in (b"II", b"MM"):
-            # Pillow also reads dialects of TIFF to which no decoder here is put.
-            raise UnidentifiedImageError("not a classic TIFF")
-        file = _MeteredFile(data)
-        try:
-            image = own or Image.open(file, formats=_OF_PILLOW)
-        except UnidentifiedImageError:
-            if tiff.is_tiff(data):
-                raise tiff.unread(data, param=param) from None
-            raise
-        # For the decoder.
-        file.reads_left = None
+        if data[:2] in (b"II", b"MM") or data[4:8] == b"ftyp":
+            image = _open_container(data, param=param)
+        else:
+            image = _open_by_pillow(data)
         for name in _XMP:
             # Pillow would turn the image by it.
             image.info.pop(name, None)
@@ -101,6 +90,28 @@ def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> Imag
         if width < 1 or height < 1:
             raise InvalidInput(f"{param}: the image has no pixels ({width}x{height})", param=param)
         return image
+
+
+def _open_by_pillow(data: bytes) -> ImageFile.ImageFile:
+    file = _MeteredFile(data)
+    image = Image.open(file, formats=_OF_PILLOW)
+    # For the decoder.
+    file.reads_left = None
+    return image
+
+
+def _open_container(data: bytes, *, param: str) -> ImageFile.ImageFile:
+    """Open a TIFF, AVIF or HEIC file, by Pillow where it shows what the file does."""
+    if (kind := heif.format_of(data)) is not None:
+        return heif.HeifFile(data, kind, param=param)
+    if data[:4] not in tiff.MAGIC:
+        # Pillow also reads dialects of TIFF to which no decoder here is put.
+        raise UnidentifiedImageError("not a TIFF")
+    data, own = tiff.open_tiff(data, param=param)
+    try:
+        return own or _open_by_pillow(data)
+    except UnidentifiedImageError:
+        raise tiff.unread(data, param=param) from None
 
 
 def orientation(image: ImageFile.ImageFile) -> int:
@@ -165,7 +176,7 @@ class _MeteredFile(BytesIO):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.reads_left: int | None = _MAX_READS
-        self._nbytes = _MAX_TIFF_BYTES if tiff.is_tiff(data) else len(data) * 4 + 1024
+        self._nbytes = _MAX_TIFF_BYTES if data[:4] in tiff.MAGIC else len(data) * 4 + 1024
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -283,9 +294,11 @@ class Picture:
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
-            transparency = Transparency.of(image, self.data)
+            seen_through = image.format in _WITH_FRAMES or "transparency" in image.info
+            transparency = Transparency.of(image, self.data) if seen_through else None
             image.load()
-            found = to_rgb(image, transparency, param=self.param)
+            plain = image.mode == "RGB" and transparency is None
+            found = image if plain else to_rgb(image, transparency, param=self.param)
             upright = found if turn == 1 else found.transpose(UPRIGHT[turn])
             if image.size != size or upright.size != self.size:
                 raise _damaged(self.param, "its size is ambiguous")

@@ -30,6 +30,8 @@ _MAX_HEADER_ENTRIES: Final = 20_000
 
 _CLASSIC: Final = {b"II*\0": "<", b"MM\0*": ">"}
 _BIG: Final = (b"II+\0", b"MM\0+")
+MAGIC: Final = (*_CLASSIC, *_BIG)
+"""What files of every dialect begin with."""
 # BYTE, ASCII, SHORT, LONG, RATIONAL and so on: TIFF 6.0, page 15, and IFD.
 _SIZES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 _NUMBERS: Final = {1: "B", 3: "H", 4: "I", 13: "I"}
@@ -53,11 +55,6 @@ _JPEG: Final = (6, 7)
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _OF_PALETTE, _CMYK = 0, 1, 2, 3, 5
 _COLOURS: Final = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _OF_PALETTE: 1, _CMYK: 4}
 _ASSOCIATED, _UNASSOCIATED = 1, 2
-
-
-def is_tiff(data: bytes) -> bool:
-    """Whether a file begins as a TIFF, of any dialect."""
-    return data[:4] in _CLASSIC or data[:4] in _BIG
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,9 @@ def test_mistakes_are_said_in_a_line(tessera: Command) -> None:
     (tessera.cwd / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     assert "cannot be embedded" in tessera.search("--image", "torn.jpg", status=1)
     assert "No such file" in tessera.search("--image", "gone.jpg", status=1)
+    assert "in quotes: tessera search vectors 'a red flower'" in tessera.search(
+        "a", "red", "flower", status=2
+    )
     assert "cannot be written" in tessera.search("a flower", "--sheet", "gone/x.png", status=1)
     unread = tessera.start("search", "vectors", "a flower", "--url", tessera.url)
     assert unread.stdout is not None

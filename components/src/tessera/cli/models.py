@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from tessera.command import OneLineParser
 from tessera.terminal import complain, no_answer, say
@@ -87,11 +90,29 @@ def _served(url: str) -> list[dict[str, Any]]:
             raise NoAnswer(f"{url} asks for an API key: set TESSERA_API_KEY to one that it knows") from error
         raise NoAnswer(f"{url} answered {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(no_answer(url, error)) from error
+        hint = f": its port speaks TLS, ask https://{url.partition('://')[2]}" if _speaks_tls(url) else ""
+        raise NoAnswer(no_answer(url, error) + hint) from error
     except (ValueError, LookupError, TypeError) as error:
         raise NoAnswer(f"{url} does not answer as Tessera does") from error
     left_out = ("object", "created", "owned_by")
     return [{key: value for key, value in model.items() if key not in left_out} for model in data]
+
+
+def _speaks_tls(url: str) -> bool:
+    """Whether what is asked without TLS answers with it; no certificate is looked at, and nothing is sent."""
+    try:
+        asked = urlsplit(url)
+        if asked.scheme != "http" or asked.hostname is None:
+            return False
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with (
+            socket.create_connection((asked.hostname, asked.port or 80), timeout=_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=asked.hostname),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _shown(value: Any) -> str:

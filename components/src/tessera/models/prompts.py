@@ -153,7 +153,8 @@ def refuse_unless_truncating(length: int, max_tokens: int, truncate: Truncate, p
     """Raise ``InvalidInput`` naming ``param`` when an input that is too long may not be truncated."""
     if truncate is Truncate.NONE:
         raise InvalidInput(
-            f"{param} has {length} tokens with its prompt, over the limit of {max_tokens}; truncation is off",
+            f"{param} has {length} tokens with its prompt, over the limit of {max_tokens}; truncation is off"
+            " (truncate)",
             param=param,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -114,7 +115,12 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
     add_flags(parser, SearchSettings)
     try:
         take_variables(parser, SearchSettings)
-        parsed = parser.parse_args(arguments)
+        parsed, more = parser.parse_known_args(arguments)
+        if more and not any(word.startswith("-") for word in more):
+            words = shlex.quote(" ".join([parsed.text, *more]))
+            complain(f"{prog}: a text of several words goes in quotes: {prog} {parsed.directory} {words}")
+            return 2
+        parser.parse_args(arguments)
         asked = _Asked(
             directory=parsed.directory,
             text=parsed.text,

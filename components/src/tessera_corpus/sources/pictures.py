@@ -19,7 +19,7 @@ def picture_rows(id: str, source: str, data: bytes, *, text: str = "", page: int
 
     Pages are ``ID#page=N``, from 1; thumbnails and masks among them do not count.
     """
-    found: Sequence[tiff.Directory] = list(tiff.pages(data)) if tiff.is_tiff(data) else ()
+    found: Sequence[tiff.Directory] = list(tiff.pages(data))
     if len(found) < 2:
         beside = (text,) if text.strip() else ()
         return [Item(id=id, source=source, page=page, parts=(ImageFile(data), *beside))]
