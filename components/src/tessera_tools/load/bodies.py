@@ -66,11 +66,11 @@ SCORING = _by_name(
 """For models of every output."""
 
 BY_NAME = _by_name(
-    HttpWorkload(name="text-512", tokens=512),
+    HttpWorkload(name="text-500", tokens=500),
     HttpWorkload(name="text-128x64", tokens=128, inputs=64),
-    HttpWorkload(name="text-512x64", tokens=512, inputs=64),
+    HttpWorkload(name="text-500x64", tokens=500, inputs=64),
 )
-"""For embedders of short texts; measured where they are asked for alone."""
+"""For embedders of at most 512 tokens, special ones included; measured where they are asked for alone."""
 
 WORKLOADS = EMBEDDING | SCORING | BY_NAME
 

@@ -13,6 +13,8 @@ from tessera.models import Model, open_model
 from tessera.models.base import Content, Truncate
 
 _MOST: Final = 2000
+# What stands for a space in the names of tokens: of byte-level BPE, and of SentencePiece.
+_SPACES: Final = ("\u0120", "\u2581")
 _LETTERS: Final = tuple("abcdefghijklmnopqrstuvwxyz")
 # Tokens of their own, behind a space, in the vocabularies of the families that are served.
 _COMMON: Final = """
@@ -65,9 +67,12 @@ def _opened(path: Path) -> Model:
 def _of_checkpoint(path: Path) -> list[str]:
     """Words that are a token behind a space, as most words of a text are; letters where there are none."""
     model = _opened(path)
-    names = (model.token_text(token) for token in range(model.vocab_size))
-    words = sorted(name[1:] for name in names if name.startswith("\u0120") and name[1:].isalpha())
-    words = [word for word in words if len(word) > 2 and word.isascii()]
+    names = [model.token_text(token) for token in range(model.vocab_size)]
+    behind_space = [name[1:] for name in names if name.startswith(_SPACES)]
+    # WordPiece marks what continues a word, and no space.
+    words = sorted(
+        word for word in behind_space or names if len(word) > 2 and word.isascii() and word.isalpha()
+    )
     some = random.Random(0).sample(words, min(len(words), _MOST)) + list(_LETTERS)
     before = _count(model, "a")
     return [word for word in some if _count(model, f"a {word}") == before + 1]
