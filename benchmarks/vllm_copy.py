@@ -1,8 +1,9 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-For ``qwen3_vl_embedding``, ``llama_nemotron_vl`` and ``llama_nemotron_rerank``. The weights are linked; what
-vLLM wants otherwise, in configuration, tokenizer and processor, is written, and a chat template makes the
-prompts of Tessera. Clients send texts as ``messages``, too, so that both servers read the same tokens.
+For ``qwen3_vl_embedding``, ``llama_nemotron_vl``, ``llama_nemotron_rerank`` and encoders. The weights are
+linked; what vLLM wants otherwise, in configuration, tokenizer and processor, is written, and a chat template
+makes the prompts of Tessera. Clients send texts as ``messages``, too, so that both servers read the same
+tokens. An encoder's prompt is the text alone: its files stay as they are, and there is no template.
 ``python -m benchmarks.peer --vllm`` does all of it.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.models import family_of
+from tessera.models import family_of, open_model
 
 _QWEN_TEMPLATE: Final = (
     '{{- "<|im_start|>system\\nRepresent the user\'s input.<|im_end|>\\n<|im_start|>user\\n" -}}'
@@ -42,6 +43,7 @@ _PAIR_TEMPLATE: Final = (
 )
 _LLAMA_CODE: Final = "configuration_llama_nemotron_vl"
 _CONTEXT: Final = 10_240
+_TEMPLATE_FILE: Final = "chat.jinja"
 _COMMON: Final = {
     "patch_size": 16,
     "temporal_patch_size": 2,
@@ -65,14 +67,23 @@ def copy(source: Path, target: Path) -> None:
         if path.suffix == ".safetensors" or path.name.endswith("index.json"):
             (target / path.name).symlink_to(path)
     template = _WRITERS[family](source, target)
-    (target / "chat.jinja").write_text(template)
+    if template is not None:
+        (target / _TEMPLATE_FILE).write_text(template)
+
+
+def is_chat(copy: Path) -> bool:
+    """Return whether a copy takes texts as conversations alone."""
+    return (copy / _TEMPLATE_FILE).exists()
 
 
 def serve_flags(family: str, copy: Path) -> list[str]:
     """Flags of ``vllm serve`` for a copy: the same work as Tessera's, and no answer kept."""
-    flags = ["--runner", "pooling", "--dtype", "bfloat16", "--max-model-len", str(_CONTEXT)]
+    longest = min(_CONTEXT, open_model(copy).max_tokens) if family in _ENCODERS else _CONTEXT
+    flags = ["--runner", "pooling", "--dtype", "bfloat16", "--max-model-len", str(longest)]
     flags += ["--no-enable-prefix-caching", "--max-num-batched-tokens", "16384", "--max-num-seqs", "512"]
-    flags += ["--chat-template", str(copy / "chat.jinja"), "--chat-template-content-format", "openai"]
+    if is_chat(copy):
+        flags += ["--chat-template", str(copy / _TEMPLATE_FILE)]
+        flags += ["--chat-template-content-format", "openai"]
     if family == _QWEN:
         flags += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
     if family == _LLAMA:
@@ -116,6 +127,18 @@ def _rerank(source: Path, target: Path) -> str:
     tokenizer = _read(source / "tokenizer_config.json")
     _write(target / "tokenizer_config.json", {**tokenizer, "chat_template": _PAIR_TEMPLATE})
     return _PAIR_TEMPLATE
+
+
+def _encoder(source: Path, target: Path) -> None:
+    config = _read(source / "config.json")
+    config.pop("tessera_checkpoint", None)
+    _write(target / "config.json", config)
+    for path in source.resolve().iterdir():
+        if path.is_dir():
+            # A link to it would lead out of the checkpoint, which Tessera refuses.
+            shutil.copytree(path, target / path.name)
+        elif not (target / path.name).exists():
+            (target / path.name).symlink_to(path)
 
 
 def _qwen(source: Path, target: Path) -> str:
@@ -173,7 +196,9 @@ def _qwen(source: Path, target: Path) -> str:
 
 _QWEN: Final = "qwen3_vl_embedding"
 _LLAMA: Final = "llama_nemotron_vl"
-_WRITERS: Final[dict[str, Callable[[Path, Path], str]]] = {
+_ENCODERS: Final = ("bert", "xlm_roberta")
+_WRITERS: Final[dict[str, Callable[[Path, Path], str | None]]] = {
+    **dict.fromkeys(_ENCODERS, _encoder),
     _QWEN: _qwen,
     _LLAMA: _llama,
     "llama_nemotron_rerank": _rerank,

@@ -354,7 +354,7 @@ def _vllm(options: argparse.Namespace, clock: Clock) -> Iterator[Server]:
         words = {"port": port, "model": options.model_path, "name": options.model_name}
         command, environment = shlex.split(options.vllm_command.format(**words)), {}
     with _running(command, environment, url, options.out / "vllm.log", clock):
-        yield Server("vllm", url, chat=True)
+        yield Server("vllm", url, chat=vllm_copy.is_chat(copy))
 
 
 @contextmanager
