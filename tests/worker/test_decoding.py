@@ -198,6 +198,7 @@ def outcome(decoder: ThreadDecoder | ProcessDecoder, data: bytes) -> Pixels | Re
 def test_a_confined_decoder_decodes_every_format(family: str, tmp_path: Path) -> None:
     """A decoder can open no file any more, so what decoding imports or opens late would show here."""
     for name, content in families()[family].load().tiny.files("float32", 0).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
     model = open_model(tmp_path)
     assert model.vision is not None

@@ -41,7 +41,7 @@ def test_results_come_in_the_order_of_the_reranker(
             process = tessera.start("search", "vectors", "a flower", "--url", models.url, *words)
             said, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-            assert "gone.txt: left out: No such file or directory" in errors
+            assert "1 left out: not there any more" in errors
             found = re.findall(r"^ +\d+\. +(-?[\d.]+)  (\S+)$", said, re.MULTILINE)
             assert [name for _, name in found] == [names[result["index"]] for result in results]
             assert [float(score) for score, _ in found] == pytest.approx(

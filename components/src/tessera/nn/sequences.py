@@ -303,8 +303,14 @@ def _by_length(
 
 def pool(hidden: torch.Tensor, sequences: Sequences, pooling: Pooling) -> torch.Tensor:
     """``[tokens, width]`` of any float type to float32: a row for each sequence, or with ``none`` token."""
+    if pooling == "mean":
+        return sequences.mean(hidden)
     if pooling == "none":
         return hidden.float()
+    return _pool_otherwise(hidden, sequences, pooling)
+
+
+def _pool_otherwise(hidden: torch.Tensor, sequences: Sequences, pooling: Pooling) -> torch.Tensor:
     if pooling == "first":
         return sequences.first(hidden).float()
     if pooling == "last":
@@ -313,8 +319,7 @@ def pool(hidden: torch.Tensor, sequences: Sequences, pooling: Pooling) -> torch.
         return sequences.largest(hidden)
     if pooling == "mean_sqrt_len":
         return sequences.mean(hidden) * sequences.counts(hidden).sqrt()
-    if pooling == "weighted_mean":
-        # Each row counts as often as its place says.
-        weights = sequences.places(hidden)
-        return sequences.mean(hidden.float() * weights) / sequences.mean(weights)
-    return sequences.mean(hidden)
+    assert pooling == "weighted_mean"
+    # Each row counts as often as its place says.
+    weights = sequences.places(hidden)
+    return sequences.mean(hidden.float() * weights) / sequences.mean(weights)
