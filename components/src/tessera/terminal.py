@@ -29,11 +29,13 @@ def reason_of(error: OSError) -> str:
 
 
 def no_answer(url: str, error: Exception) -> str:
-    """Return the sentence that a service cannot be asked, and what helps if its certificate is unknown."""
+    """Return the sentence that a service cannot be asked, and what helps where TLS is the reason."""
     reason = getattr(error, "reason", None) or error
     hint = ""
     if "CERTIFICATE_VERIFY_FAILED" in str(reason):
         hint = ": SSL_CERT_FILE names a PEM file with the certificate, or with the one that signed it"
+    if "WRONG_VERSION_NUMBER" in str(reason):
+        hint = f": its port does not speak TLS, ask {url.replace('https://', 'http://', 1)}"
     return f"no answer from {url}: {reason}{hint}"
 
 
