@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models.base import Content, ImagePlan
@@ -39,7 +38,7 @@ class Qwen3Pairs(PairTower):
     behind_instruction: ClassVar[str]
     answer: ClassVar[tuple[str, ...]] = ()
 
-    def score_pairs(self, tokenizer: PlainTokenizer, *, instruction: str) -> None:
+    def score_pairs(self, *, instruction: str) -> None:
         """Complete an opened model; raises ``CheckpointError`` for a score that is declared otherwise."""
         assert self.text.head is not None
         self._classifies = not self.text.head.contrast
@@ -54,6 +53,7 @@ class Qwen3Pairs(PairTower):
             )
         self.activation = score_activation(self.declared)
         self._instruction = instruction
+        tokenizer = self._tokenizer
         self._start, self._end = tokenizer.id_of(TURN_START), tokenizer.id_of(TURN_END)
         self._answer: list[Segment] = [
             tokenizer.id_of(part) if part.startswith("<") else Fixed(part) for part in self.answer

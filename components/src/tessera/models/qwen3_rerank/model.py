@@ -58,7 +58,7 @@ class Qwen3Rerank(Qwen3Pairs):
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         max_tokens = min(options.max_tokens, max_positions(config))
         super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=frozenset())
-        self.score_pairs(tokenizer, instruction=options.instruction)
+        self.score_pairs(instruction=options.instruction)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self.score_tensors(self.text.shapes("text."), text_name)

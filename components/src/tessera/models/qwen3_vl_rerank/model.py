@@ -56,7 +56,7 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         super().__init__(path, read_config(path), options, dimensions=frozenset())
-        self.score_pairs(self._tokenizer, instruction=options.instruction)
+        self.score_pairs(instruction=options.instruction)
 
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
         return self.marked(images, param)
