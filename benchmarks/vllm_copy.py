@@ -1,10 +1,10 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-For ``qwen3_vl_embedding``, ``llama_nemotron_vl``, ``llama_nemotron_rerank`` and encoders. The weights are
-linked; what vLLM wants otherwise, in configuration, tokenizer and processor, is written, and a chat template
-makes the prompts of Tessera. Clients send texts as ``messages``, too, so that both servers read the same
-tokens. An encoder's prompt is the text alone: its files stay as they are, and there is no template.
-``python -m benchmarks.peer --vllm`` does all of it.
+For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``llama_nemotron_vl``, ``llama_nemotron_rerank`` and
+encoders. The weights are linked; what vLLM wants otherwise, in configuration, tokenizer and processor, is
+written, and a chat template makes the prompts of Tessera. Clients send texts as ``messages``, too, so that
+both servers read the same tokens. An encoder's prompt is the text alone: its files stay as they are, and
+there is no template. ``python -m benchmarks.peer --vllm`` does all of it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ _PAIR_TEMPLATE: Final = (
     '{%- for message in messages -%}{%- if message.role == "query" -%}'
     '{{- "question:" + message.content -}}{%- else -%}'
     '{{- " \\n \\n passage:" + message.content -}}{%- endif -%}{%- endfor -%}'
+)
+# A pair's contents come as text, with each image's placeholder in it.
+_QWEN_PAIR_TEMPLATE: Final = (
+    '{{- "<|im_start|>system\\nJudge whether the Document meets the requirements based on the Query and the '
+    'Instruct provided. Note that the answer can only be \\"yes\\" or \\"no\\".<|im_end|>\\n'
+    "<|im_start|>user\\n<Instruct>: Given a search query, retrieve relevant candidates that answer the "
+    'query." -}}{%- for message in messages -%}{%- if message.role == "query" -%}'
+    '{{- "<Query>:" + message.content -}}{%- else -%}{{- "\\n<Document>:" + message.content -}}'
+    '{%- endif -%}{%- endfor -%}{{- "<|im_end|>\\n<|im_start|>assistant\\n" -}}'
 )
 _LLAMA_CODE: Final = "configuration_llama_nemotron_vl"
 _CONTEXT: Final = 10_240
@@ -84,7 +93,7 @@ def serve_flags(family: str, copy: Path) -> list[str]:
     if is_chat(copy):
         flags += ["--chat-template", str(copy / _TEMPLATE_FILE)]
         flags += ["--chat-template-content-format", "openai"]
-    if family == _QWEN:
+    if family in (_QWEN, _QWEN_RERANK):
         flags += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
     if family == _LLAMA:
         flags += ["--limit-mm-per-prompt", json.dumps({"image": 1}), "--trust-remote-code"]
@@ -142,14 +151,26 @@ def _encoder(source: Path, target: Path) -> None:
 
 
 def _qwen(source: Path, target: Path) -> str:
-    """The tokenizer appends nothing, because the template writes the last token itself; the processor resizes
-    as the reference does, to 4,096 to 1,843,200 pixels."""
+    """The tokenizer appends nothing, because the template writes the last token itself."""
+    config = _read(source / "config.json")
+    config.pop("tessera_checkpoint", None)
+    return _write_qwen(source, target, config, _QWEN_TEMPLATE)
+
+
+def _qwen_rerank(source: Path, target: Path) -> str:
+    """vLLM makes the head of the logits' two rows, whose tokens the configuration names."""
+    config = _read(source / "config.json")
+    config.pop("tessera_checkpoint", None)
+    config |= {"architectures": ["Qwen3VLForSequenceClassification"], "is_original_qwen3_reranker": True}
+    return _write_qwen(source, target, config | {"classifier_from_token": ["no", "yes"]}, _QWEN_PAIR_TEMPLATE)
+
+
+def _write_qwen(source: Path, target: Path, config: Mapping[str, object], template: str) -> str:
+    """The processor resizes as the reference does, to 4,096 to 1,843,200 pixels."""
 
     def write(name: str, values: Mapping[str, object]) -> None:
         _write(target / name, values)
 
-    config = _read(source / "config.json")
-    config.pop("tessera_checkpoint", None)
     write("config.json", config)
     tokenizer = _read(source / "tokenizer.json")
     tokenizer["post_processor"] = {
@@ -167,7 +188,7 @@ def _qwen(source: Path, target: Path) -> str:
             "pad_token": "<|endoftext|>",
             "clean_up_tokenization_spaces": False,
             "model_max_length": 131072,
-            "chat_template": _QWEN_TEMPLATE,
+            "chat_template": template,
             "image_token": "<|image_pad|>",
             "video_token": "<|video_pad|>",
             "vision_start_token": "<|vision_start|>",
@@ -191,15 +212,17 @@ def _qwen(source: Path, target: Path) -> str:
             "max_frames": 768,
         },
     )
-    return _QWEN_TEMPLATE
+    return template
 
 
 _QWEN: Final = "qwen3_vl_embedding"
+_QWEN_RERANK: Final = "qwen3_vl_rerank"
 _LLAMA: Final = "llama_nemotron_vl"
 _ENCODERS: Final = ("bert", "xlm_roberta")
 _WRITERS: Final[dict[str, Callable[[Path, Path], str | None]]] = {
     **dict.fromkeys(_ENCODERS, _encoder),
     _QWEN: _qwen,
+    _QWEN_RERANK: _qwen_rerank,
     _LLAMA: _llama,
     "llama_nemotron_rerank": _rerank,
 }

@@ -14,7 +14,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, EncoderSpec
 from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
-from tessera_tools.random_checkpoint.qwen3 import VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY
 
 
 # What the template writes for an image, and what vLLM's processor makes of it around the placeholders.
@@ -68,25 +68,35 @@ def test_texts_of_encoders_become_the_same_tokens(tmp_path: Path, spec: EncoderS
     assert "--chat-template" not in flags
 
 
-def test_pairs_become_the_same_tokens(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+@pytest.mark.parametrize("spec", [llama_rerank.TINY, VL_RERANK_TINY], ids=["llama", "qwen"])
+def test_pairs_become_the_same_tokens(tmp_path: Path, spec: object) -> None:
+    from transformers import AutoConfig, PreTrainedTokenizerFast
 
     source, target = tmp_path / "model", tmp_path / "copy"
-    write_checkpoint(source, llama_rerank.TINY)
+    write_checkpoint(source, spec)
     assert main([str(source), str(target)]) == 0
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(target))
-    pair = [{"role": "query", "content": "what is red?"}, {"role": "document", "content": "an apple"}]
-    theirs = tokenizer(tokenizer.apply_chat_template(pair, tokenize=False)).input_ids
-    (ours,) = open_model(source).pairs(
+    model = open_model(source)
+    documents, asked = ["an apple"], [Content(parts=("an apple",))]
+    if model.vision is not None:
+        plan = model.plan(96, 64, param="x")
+        # Where vLLM puts an image that is a document.
+        documents.append("<|vision_start|>" + "<|image_pad|>" * plan.rows + "<|vision_end|>")
+        asked.append(Content(parts=(plan,)))
+    prompts = model.pairs(
         Content(parts=("what is red?",)),
-        [Content(parts=("an apple",))],
+        asked,
         limits=PairLimits(tokens=8192),
         query_param="query",
-        params=["document"],
+        params=["document"] * len(asked),
     )
-    assert isinstance(ours, Prompt)
-    assert theirs == ours.tokens.tolist()
-    assert LlamaConfig.from_pretrained(target).num_labels == 1
+    for document, ours in zip(documents, prompts, strict=True):
+        pair = [{"role": "query", "content": "what is red?"}, {"role": "document", "content": document}]
+        theirs = tokenizer(tokenizer.apply_chat_template(pair, tokenize=False)).input_ids
+        assert isinstance(ours, Prompt)
+        assert theirs == ours.tokens.tolist()
+    config = AutoConfig.from_pretrained(target)
+    assert config.num_labels == 1 or config.classifier_from_token == ["no", "yes"]
 
 
 def test_the_configuration_of_a_copy_has_both_towers(tmp_path: Path) -> None:
