@@ -17,12 +17,12 @@ from blake3 import blake3
 from tessera.atomic_directory import atomic_directory
 from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
 from tessera.checkpoint.declared import (
-    CONFIG_FILE,
     MODULES_FILE,
     PROMPTS_FILE,
     TRANSFORMER_FILES,
     module_files,
 )
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 

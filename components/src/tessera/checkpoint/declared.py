@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.errors import CheckpointError
 from tessera.small_files import read_json
 
-CONFIG_FILE: Final = "config.json"
 MODULES_FILE: Final = "modules.json"
 PROMPTS_FILE: Final = "config_sentence_transformers.json"
 TRANSFORMER_FILES: Final = tuple(

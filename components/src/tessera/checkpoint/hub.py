@@ -54,13 +54,13 @@ import tessera
 from tessera.checkpoint.adapter import ADAPTER_FILE, ADAPTER_WEIGHTS
 from tessera.checkpoint.declared import MODULES_FILE, module_files
 from tessera.checkpoint.progress import Progress, size
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
 from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, shards
 from tessera.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-_CONFIG: Final = "config.json"
 
 # Far above what published models have: tokenizer.json of 262,144 tokens takes 33 MB.
 _MOST_LISTED: Final = 10_000
@@ -162,7 +162,7 @@ class _Fetch:
         ``thoroughly`` looks for every JSON file that the cache has a list of.
         """
         repository, revision = self.model.repository, self.model.revision
-        first = (_CONFIG, ADAPTER_FILE)
+        first = (CONFIG_FILE, ADAPTER_FILE)
         cached = (try_to_load_from_cache(repository, name, revision=revision) for name in first)
         found = next((path for path in cached if isinstance(path, str)), None)
         if found is None:
@@ -197,8 +197,8 @@ class _Fetch:
         folder = _folder(self.model.repository) / "snapshots" / commit
         files = self._listed(commit)
         alone = ADAPTER_FILE in files and not any(name in files for name in (SINGLE_FILE, INDEX_FILE))
-        if _CONFIG not in files and not alone:
-            raise CheckpointError(f"{self.model}: has no {_CONFIG}, so it is no checkpoint")
+        if CONFIG_FILE not in files and not alone:
+            raise CheckpointError(f"{self.model}: has no {CONFIG_FILE}, so it is no checkpoint")
         if not alone and not any(name in files for name in (SINGLE_FILE, INDEX_FILE)):
             raise CheckpointError(
                 f"{self.model}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
@@ -215,7 +215,7 @@ class _Fetch:
                 return folder
         with _locked(self.model.repository):
             # Before gigabytes: whether anybody serves it.
-            self._download(commit, [files[ADAPTER_FILE if alone else _CONFIG]])
+            self._download(commit, [files[ADAPTER_FILE if alone else CONFIG_FILE]])
             self._recognise(folder)
             self._download(commit, [files[name] for name in described])
             self._download(commit, self._of_modules(commit, folder))

@@ -17,13 +17,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from tessera.checkpoint.progress import Progress
-from tessera.checkpoint.safetensors import LowRank, StoredTensor
+from tessera.checkpoint.safetensors import LowRank, Scales, StoredTensor
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
 _MAPPED_BYTES: Final = 64 << 20
+# By the lower three bits; the fourth is the sign.
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -58,10 +60,9 @@ def fill(
             flat = value.view(-1)
             offset = 0
             for tensor in read[name]:
-                count = tensor.nbytes // tensor.dtype.itemsize
-                reader.read(tensor, flat[offset : offset + count])
+                reader.read(tensor, flat[offset : offset + tensor.count])
                 progress.add(tensor.nbytes)
-                offset += count
+                offset += tensor.count
             assert offset == flat.numel(), f"{name} was filled with {offset} of {flat.numel()} numbers"
             owner, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
@@ -100,14 +101,42 @@ class TensorReader:
     def read(self, tensor: StoredTensor, into: torch.Tensor) -> None:
         """Copy all of ``tensor`` into the one-dimensional ``into``, on any device and of any float type.
 
-        What an adapter adds is added in float32 before. Raises ``CheckpointError`` for a file that has
-        changed since its header was read.
+        Quantised values are multiplied by their scales, and what an adapter adds is added, in float32 before.
+        Raises ``CheckpointError`` for a file that has changed since its header was read.
         """
-        value = self._stored(tensor) if tensor.added is None else self._with_added(tensor, tensor.added)
+        if tensor.scales is None and tensor.added is None:
+            value = self._stored(tensor)
+        else:
+            value = self._whole(tensor)
+            if tensor.first is not None:
+                value = value[tensor.first : tensor.first + tensor.shape[0]]
         into.copy_(value.reshape(-1))
 
-    def _with_added(self, tensor: StoredTensor, added: LowRank) -> torch.Tensor:
-        whole = self._stored(replace(tensor, first=None)).float()
+    def _whole(self, tensor: StoredTensor) -> torch.Tensor:
+        whole = self._stored(replace(tensor, first=None))
+        whole = whole.float() if tensor.scales is None else self._multiplied(whole, tensor.scales)
+        return whole if tensor.added is None else self._with_added(whole, tensor.added)
+
+    def _multiplied(self, values: torch.Tensor, scales: Scales) -> torch.Tensor:
+        weights = _unpacked(values) if scales.packed else values.float()
+        of_blocks = self._stored(scales.of_blocks)
+        of_blocks = (
+            torch.exp2(of_blocks.float() - 127) if of_blocks.dtype == torch.uint8 else of_blocks.float()
+        )
+        rows, columns = weights.shape
+        height, width = scales.block
+        grid = of_blocks.reshape(-(-rows // height), -(-columns // width))
+        if height > 1:
+            grid = grid.repeat_interleave(height, dim=0)[:rows]
+        if width > 1:
+            grid = grid.repeat_interleave(width, dim=1)[:, :columns]
+        weights *= grid
+        if scales.overall is not None:
+            overall = self._stored(scales.overall).float().reshape(())
+            weights = weights / overall if scales.divides else weights * overall
+        return weights
+
+    def _with_added(self, whole: torch.Tensor, added: LowRank) -> torch.Tensor:
         product = self._stored(added.b).float()
         if added.a is not None:
             product = product @ self._stored(added.a).float()
@@ -115,7 +144,7 @@ class TensorReader:
         if added.magnitude is not None:
             lengths = torch.linalg.vector_norm(whole, dim=1)
             whole = whole * (self._stored(added.magnitude).float() / lengths)[:, None]
-        return whole if tensor.first is None else whole[tensor.first : tensor.first + tensor.shape[0]]
+        return whole
 
     def _stored(self, tensor: StoredTensor) -> torch.Tensor:
         if self._file is None or self._file[0] != tensor.file or self._mapped > _MAPPED_BYTES:
@@ -136,6 +165,12 @@ class TensorReader:
             return whole
         rows: torch.Tensor = file.get_slice(tensor.name)[tensor.first : tensor.first + tensor.shape[0]]
         return rows
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """Two E2M1 values for each byte ``[rows, bytes]``, as float32 ``[rows, 2 * bytes]``."""
+    halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    return torch.tensor((*_E2M1, *(-value for value in _E2M1)))[halves.int()]
 
 
 def _open(path: Path) -> Any:

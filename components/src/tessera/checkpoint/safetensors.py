@@ -72,7 +72,8 @@ class StoredTensor:
     """Where a tensor's row-major, little-endian bytes lie; ``start`` counts from the file's beginning.
 
     With ``first`` it is a part of the tensor ``name``: so many rows as ``shape`` says, from that one on.
-    ``added`` is what an adapter adds to the whole tensor.
+    ``scales`` are those of quantised values, whose ``shape`` is that of the weights. ``added`` is what an
+    adapter adds to the whole tensor.
     """
 
     name: str
@@ -82,13 +83,35 @@ class StoredTensor:
     start: int
     nbytes: int
     first: int | None = None
+    scales: Scales | None = None
     added: LowRank | None = None
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
     def row(self, number: int) -> StoredTensor:
         """Return one row of a matrix, ``[1, width]``."""
         nbytes = self.nbytes // self.shape[0]
         start, shape = self.start + number * nbytes, (1, *self.shape[1:])
         return replace(self, shape=shape, start=start, nbytes=nbytes, first=number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What a quantised tensor's values are multiplied by.
+
+    Each ``block`` of so many rows and columns has its own of ``of_blocks``; one of uint8 is an exponent of 2,
+    biased by 127 (E8M0). ``overall`` is of all values, which are divided by it if it ``divides``. With
+    ``packed`` each byte is two values of four bits (E2M1), the first in its lower half.
+    """
+
+    of_blocks: StoredTensor
+    block: tuple[int, int]
+    overall: StoredTensor | None = None
+    divides: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

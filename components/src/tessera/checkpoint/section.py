@@ -10,6 +10,8 @@ from typing import Any, Final
 from tessera.errors import CheckpointError
 from tessera.small_files import MOST_JSON_BYTES, read_json
 
+CONFIG_FILE: Final = "config.json"
+
 # By the last word of a key, some times what published models have. Layers, and widths to cut vectors to, are
 # listed before they are compared with the weights: a width of 10**9 took 4.5 GB.
 _MOST: Final = {

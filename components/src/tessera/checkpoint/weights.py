@@ -6,11 +6,12 @@ not name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.adapter import ADAPTER_WEIGHTS, Adapter
+from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
 from tessera.dtypes import BY_SAFETENSORS, FLOATS
@@ -86,14 +87,15 @@ def stored_tensors(
     """The place of every tensor of ``shapes``, by canonical name.
 
     ``canonical`` turns a stored name into a canonical one, or into None for a tensor that the model does not
-    use. An adapter in the directory replaces tensors, or is added to them when they are read. Raises
-    ``CheckpointError`` that names tensor and file, with what was expected and what was found, for a tensor
-    that is missing, unknown, there twice, of another shape, or not of a float type.
+    use. Quantised weights come with their scales. An adapter in the directory replaces tensors, or is added
+    to them when they are read. Raises ``CheckpointError`` that names tensor and file, with what was expected
+    and what was found, for a tensor that is missing, unknown, there twice, of another shape, or not of a
+    float type.
     """
     files = weight_files(directory, lambda name: canonical(name) is not None)
     found: dict[str, StoredTensor] = {}
-    for tensor in (tensor for file in files for tensor in file.tensors):
-        name = canonical(tensor.name)
+    for stored, tensor in _named(directory, files):
+        name = canonical(stored)
         if name is None:
             continue
         if name in found:
@@ -111,7 +113,7 @@ def stored_tensors(
                 f"{tensor.file}: tensor {tensor.name!r} must have shape {list(shapes[name])},"
                 f" found {list(tensor.shape)}"
             )
-        if tensor.dtype.safetensors not in _FLOATS:
+        if tensor.scales is None and tensor.dtype.safetensors not in _FLOATS:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name!r} must be one of {list(_FLOATS)},"
                 f" found {tensor.dtype.safetensors}"
@@ -126,3 +128,11 @@ def stored_tensors(
                 f"{directory}: tensor {name!r} of shape {list(shape)} is missing from {searched}"
             )
     return found
+
+
+def _named(directory: Path, files: Sequence[WeightFile]) -> list[tuple[str, StoredTensor]]:
+    tensors = [tensor for file in files for tensor in file.tensors]
+    quantization = Quantization.read(directory)
+    if quantization is None:
+        return [(tensor.name, tensor) for tensor in tensors]
+    return quantization.joined(tensors)

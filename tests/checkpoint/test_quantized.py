@@ -1,0 +1,311 @@
+"""Quantised weights: each layout against its definition, and against the package that writes some of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tessera.checkpoint.loading import TensorReader
+from tessera.checkpoint.quantized import Quantization
+from tessera.checkpoint.safetensors import WeightFile
+from tessera.checkpoint.weights import stored_tensors
+from tessera.errors import CheckpointError
+from tessera.models import open_model
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama import TINY
+
+MODELOPT = {"producer": {"name": "modelopt", "version": "0.39.0"}}
+# No whole blocks of 128.
+ROWS, COLUMNS = 200, 320
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+Tensors = dict[str, torch.Tensor]
+
+
+def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, **more}
+
+
+def compressed(layout: str, **weights: Any) -> dict[str, Any]:
+    group = {"weights": {"type": "float", "symmetric": True, **weights}, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+def write(directory: Path, declared: Mapping[str, Any], tensors: Tensors) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"quantization_config": declared}))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def read(directory: Path) -> Tensors:
+    """Every weight of a directory as loading reads it, by the name that it would have unquantised."""
+    quantization = Quantization.read(directory)
+    assert quantization is not None
+    values = {}
+    with TensorReader() as reader:
+        for name, tensor in quantization.joined(WeightFile.read(directory / "model.safetensors").tensors):
+            value = torch.empty(tensor.count)
+            reader.read(tensor, value)
+            values[name] = value.reshape(tensor.shape)
+    return values
+
+
+def float8(rows: int = ROWS, columns: int = COLUMNS) -> torch.Tensor:
+    return (torch.randn(rows, columns) * 100).to(torch.float8_e4m3fn)
+
+
+def by_definition(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Each value times the scale of its block, which its row and column name."""
+    rows, columns = (torch.arange(size) // side for size, side in zip(values.shape, block, strict=True))
+    return values * scale[rows[:, None], columns[None]]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+
+
+@pytest.mark.parametrize(
+    ("declared", "shape", "block"),
+    [
+        (modelopt("FP8"), (), (ROWS, COLUMNS)),
+        (modelopt("fp8_per_channel_per_token"), (ROWS,), (1, COLUMNS)),
+        (modelopt("FP8_PB_WO"), (2, 3), (128, 128)),
+        (modelopt("FP8_PB_WO"), (2, 1, 3, 1), (128, 128)),
+        (compressed("float-quantized", num_bits=8, strategy="tensor"), (1,), (ROWS, COLUMNS)),
+        (compressed("float-quantized", num_bits=8, strategy="channel"), (ROWS, 1), (1, COLUMNS)),
+        (compressed("float-quantized", num_bits=8, block_structure=[64, 128]), (4, 3), (64, 128)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, (2, 3), (128, 128)),
+        ({"quant_method": "fp8", "weight_block_size": None}, (), (ROWS, COLUMNS)),
+    ],
+)
+def test_values_are_multiplied_by_the_scale_of_their_block(
+    tmp_path: Path, declared: dict[str, Any], shape: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    values, scale = float8(), torch.rand(shape) + 0.1
+    name = "weight_scale_inv" if declared["quant_method"] == "fp8" else "weight_scale"
+    plain = torch.randn(3, 5)
+    tensors = {
+        "a.weight": values,
+        f"a.{name}": scale,
+        "a.input_scale": torch.tensor(0.5),
+        "a.k_scale": torch.tensor(0.5),
+        "a.bias": plain[0].clone(),
+        "b.weight": plain,
+    }
+    weights = read(write(tmp_path / "model", declared, tensors))
+    assert weights.keys() == {"a.weight", "a.bias", "b.weight"}
+    grid = scale.reshape(math.ceil(ROWS / block[0]), math.ceil(COLUMNS / block[1]))
+    assert torch.equal(weights["a.weight"], by_definition(values.float(), grid, block))
+    assert torch.equal(weights["b.weight"], plain)
+
+
+def test_exponents_are_powers_of_two(tmp_path: Path) -> None:
+    values = float8()
+    exponents = torch.randint(100, 140, (ROWS, COLUMNS // 32), dtype=torch.uint8)
+    scale = torch.tensor([[2.0 ** (one - 127) for one in row] for row in exponents.tolist()])
+    wanted = by_definition(values.float(), scale, (1, 32))
+    for stored in (exponents, exponents.view(torch.float8_e8m0fnu)):
+        tensors = {"a.weight": values, "a.weight_scale": stored}
+        weights = read(write(tmp_path / "model", modelopt("MXFP8"), tensors))
+        assert torch.equal(weights["a.weight"], wanted)
+
+
+def test_four_bits_are_two_values_a_byte(tmp_path: Path) -> None:
+    packed = torch.randint(0, 256, (ROWS, COLUMNS // 2), dtype=torch.uint8)
+    values = torch.tensor(
+        [
+            [E2M1[bits & 7] * (-1 if bits & 8 else 1) for byte in row for bits in (byte & 15, byte >> 4)]
+            for row in packed.tolist()
+        ]
+    )
+    scale = (torch.rand(ROWS, COLUMNS // 16) * 400).to(torch.float8_e4m3fn)
+    overall = torch.tensor(0.003)
+    tensors = {"a.weight": packed, "a.weight_scale": scale, "a.weight_scale_2": overall}
+    weights = read(write(tmp_path / "model", modelopt("NVFP4", group_size=16), tensors))
+    assert torch.equal(weights["a.weight"], by_definition(values, scale.float(), (1, 16)) * overall)
+
+
+# The package compiles how it packs.
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    ("layout", "weights"),
+    [
+        ("float-quantized", {"num_bits": 8, "strategy": "tensor"}),
+        ("float-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "strategy": "block", "block_structure": [64, 128]}),
+        ("nvfp4-pack-quantized", {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}),
+    ],
+)
+def test_it_is_what_compressed_tensors_makes_of_its_own_files(
+    tmp_path: Path, layout: str, weights: dict[str, Any]
+) -> None:
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(type="float", symmetric=True, dynamic=False, **weights)
+    )
+    # The package wants whole blocks.
+    plain = torch.randn(256, 384)
+    strategy = weights["strategy"]
+    block = {"tensor": (256, 384), "channel": (1, 384), "block": (64, 128), "tensor_group": (1, 16)}[strategy]
+    largest = 448.0 if weights["num_bits"] == 8 else 6.0
+    blocks = plain.reshape(256 // block[0], block[0], -1, block[1])
+    scale = blocks.abs().amax(dim=(1, 3)) / largest
+    state = {"weight": plain, "weight_scale": scale}
+    if strategy == "tensor_group":
+        overall = 448.0 / scale.max()
+        state |= {"weight_global_scale": overall.reshape(1)}
+        state["weight_scale"] = (scale * overall).to(torch.float8_e4m3fn).float()
+    elif strategy == "tensor":
+        state["weight_scale"] = scale.reshape(1)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    stored = compressor.compress(state, scheme)
+    theirs = compressor.decompress(dict(stored), scheme)["weight"].float()
+    tensors = {f"a.{name}": value.contiguous() for name, value in stored.items()}
+    ours = read(write(tmp_path / "model", compressed(layout, **weights), tensors))["a.weight"]
+    # The package computes in bfloat16.
+    torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=0)
+    # Half of the largest step of a type.
+    assert (ours - plain).abs().max() <= plain.abs().max() * (0.04 if weights["num_bits"] == 8 else 0.2)
+
+
+def test_a_model_is_that_of_its_weights_multiplied_out(tmp_path: Path) -> None:
+    source, quantised, plain = (tmp_path / name for name in ("source", "quantised", "plain"))
+    write_checkpoint(source, TINY)
+    tensors = load_file(source / "model.safetensors")
+    multiplied: Tensors = {}
+    stored: Tensors = {}
+    for name, value in tensors.items():
+        multiplied[name] = stored[name] = value
+        if name.endswith("_proj.weight"):
+            scale = value.float().abs().amax() / 448
+            stored[name] = (value.float() / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale"], multiplied[name] = scale, stored[name].float() * scale
+            stored[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(1.0)
+    for path, written in ((quantised, stored), (plain, multiplied)):
+        path.mkdir()
+        for file in source.iterdir():
+            if file.name != "model.safetensors":
+                (path / file.name).write_bytes(file.read_bytes())
+        save_file(written, path / "model.safetensors", {"format": "pt"})
+    # As ModelOpt writes it beside the configuration.
+    about = {
+        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    }
+    (quantised / "hf_quant_config.json").write_text(json.dumps(MODELOPT | {"quantization": about}))
+    ours, theirs, first = (vectors(path) for path in (quantised, plain, source))
+    assert torch.equal(ours, theirs)
+    assert not torch.allclose(ours, first, atol=1e-3)
+    assert len({open_model(path).fingerprint for path in (source, quantised, plain)}) == 3
+
+
+def vectors(path: Path) -> torch.Tensor:
+    model = open_model(path)
+    module = model.load_text(dtype="float32", device="cpu")
+    tokens = torch.arange(1, 12, dtype=torch.int32)
+    with torch.inference_mode():
+        return module(
+            tokens,
+            torch.arange(11, dtype=torch.int32)[None],
+            torch.tensor([0, 11], dtype=torch.int32),
+            [11],
+            torch.empty(0, 1),
+            torch.empty(0, dtype=torch.int32),
+        )
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"quant_method": "gptq"}, "quant_method is 'gptq'; of quantised weights modelopt"),
+        (modelopt("W4A8_AWQ"), "quant_algo is 'W4A8_AWQ'; read are FP8"),
+        (
+            modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "INT8"}}),
+            r"a\.quant_algo is 'INT8'",
+        ),
+        (compressed("pack-quantized", num_bits=4), "format must be one of"),
+        (compressed("float-quantized", type="int"), r"weights\.type must be one of"),
+        (compressed("float-quantized", symmetric=False), "symmetric is false"),
+        (compressed("float-quantized") | {"transform_config": {"R1": {}}}, "transform_config is set"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt must be one of"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_its_key(
+    tmp_path: Path, declared: dict[str, Any], message: str
+) -> None:
+    directory = write(tmp_path / "model", declared, {"a.weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match=message) as raised:
+        stored_tensors(directory, {"a.weight": (2, 2)}, lambda name: name)
+    assert "config.json" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a.weight": float8()}, "'a.weight' of F8_E4M3 has no 'a.weight_scale'"),
+        (
+            {"a.weight": float8(), "a.weight_scale": torch.ones(7)},
+            r"'a.weight_scale' of shape \[7\] does not",
+        ),
+        ({"a.weight": float8(), "a.weight_scale": torch.ones(3, 3)}, r"of shape \[3, 3\] does not cover"),
+        (
+            {"a.weight": float8(), "a.weight_scale": torch.ones(()), "a.weight_scale_2": torch.ones(2)},
+            r"'a.weight_scale_2' of shape \[2\] does not cover",
+        ),
+        ({"a.weight": torch.zeros(ROWS, COLUMNS).to(torch.float8_e5m2)}, "must be one of"),
+        ({"a.weight": torch.zeros(ROWS, COLUMNS, dtype=torch.int8)}, "must be one of"),
+        ({"a.weight": float8(3, 3), "a.weight_scale": torch.ones(())}, "must have shape"),
+        (
+            {"a.weight": torch.zeros(ROWS, COLUMNS), "a.weight_scale": torch.ones(())},
+            "unexpected tensor 'a.weight_scale'",
+        ),
+    ],
+)
+def test_scales_that_are_not_there_or_do_not_fit_are_named(
+    tmp_path: Path, tensors: Tensors, message: str
+) -> None:
+    directory = write(tmp_path / "model", modelopt("FP8"), tensors)
+    with pytest.raises(CheckpointError, match=message):
+        stored_tensors(directory, {"a.weight": (ROWS, COLUMNS)}, lambda name: name)
+
+
+def test_bytes_of_a_quantised_weight_are_not_taken_for_its_values(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", modelopt("FP8"), {"a.weight": float8()})
+    (directory / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="must be one of"):
+        stored_tensors(directory, {"a.weight": (ROWS, COLUMNS)}, lambda name: name)
+
+
+def test_an_adapter_is_added_to_what_was_multiplied_out(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tessera.checkpoint.safetensors import LowRank
+
+    values, scale, low = float8(), torch.rand(ROWS, 1), torch.randn(ROWS, 2)
+    directory = write(
+        tmp_path / "model",
+        modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        {"a.weight": values, "a.weight_scale": scale, "b": low, "c": torch.randn(2, COLUMNS)},
+    )
+    shapes = {"a.weight": (ROWS, COLUMNS), "b": (ROWS, 2), "c": (2, COLUMNS)}
+    found = stored_tensors(directory, shapes, lambda name: name)
+    added = replace(found["a.weight"], added=LowRank(b=found["b"], a=found["c"], scale=2.0))
+    whole, row = torch.empty(ROWS * COLUMNS), torch.empty(COLUMNS)
+    with TensorReader() as reader:
+        reader.read(added, whole)
+        reader.read(added.row(5), row)
+    stored = load_file(directory / "model.safetensors")
+    wanted = values.float() * scale + 2 * (low @ stored["c"])
+    torch.testing.assert_close(whole.reshape(ROWS, COLUMNS), wanted, rtol=1e-6, atol=1e-5)
+    assert torch.equal(row, whole.reshape(ROWS, COLUMNS)[5])
