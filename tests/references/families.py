@@ -18,6 +18,7 @@ from tests.references.qwen3 import (
     Qwen3VLRerankReference,
 )
 from tests.references.rerank import RerankReference, RerankVLReference
+from tests.references.towers import ClipReference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,7 @@ def reference_of(path: Path) -> Reference:
     kinds: dict[str, Callable[[Path], Reference]] = {
         "BertForSequenceClassification": CrossReference,
         "BertModel": EncoderReference,
+        "CLIPModel": ClipReference,
         "ColQwen3": ColQwen3Reference,
         "LlamaBidirectionalForSequenceClassification": RerankReference,
         "LlamaBidirectionalModel": LlamaReference,

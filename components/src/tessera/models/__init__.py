@@ -43,6 +43,7 @@ __all__ = [
 _BUILT_IN = (
     "bert",
     "bert_rerank",
+    "clip",
     "colqwen3",
     "llama_nemotron_embed",
     "llama_nemotron_rerank",
