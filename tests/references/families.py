@@ -18,7 +18,7 @@ from tests.references.qwen3 import (
     Qwen3VLRerankReference,
 )
 from tests.references.rerank import RerankReference, RerankVLReference
-from tests.references.towers import ClipReference
+from tests.references.towers import ClipReference, Siglip2Reference, SiglipReference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,8 @@ def reference_of(path: Path) -> Reference:
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
         "Qwen3VLForSequenceClassification": Qwen3VLRerankReference,
+        "Siglip2Model": Siglip2Reference,
+        "SiglipModel": SiglipReference,
         "XLMRobertaForSequenceClassification": CrossReference,
         "XLMRobertaModel": EncoderReference,
     }

@@ -6,6 +6,9 @@ Shares no code with Tessera. Pixels go through the processors that Pillow resize
 from __future__ import annotations
 
 import io
+import json
+import re
+import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,6 +58,34 @@ class TowersReference:
         if given.images:
             return self.image_vector(self.pixels(given.images[0]))
         return self.text_vector(self.tokens("".join(map(str, given.parts))))
+
+
+class SiglipReference(TowersReference):
+    """Texts are canonical, or with a vocabulary of bytes lower case, and padded to the fixed length."""
+
+    model_class = "SiglipModel"
+    processor_class = "SiglipImageProcessorPil"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        files = json.loads((Path(path) / "tokenizer_config.json").read_text())
+        self.pad, self.end = map(self.tokenizer.token_to_id, (files["pad_token"], files["eos_token"]))
+        self.length: int = self.model.config.text_config.max_position_embeddings
+        model = json.loads((Path(path) / "tokenizer.json").read_text())["model"]["type"]
+        self.punctuation = "" if model == "BPE" else string.punctuation
+
+    def tokens(self, text: str) -> list[int]:
+        text = text.lower()
+        if self.punctuation:
+            text = text.translate(str.maketrans("", "", self.punctuation))
+            text = re.sub(r"\s+", " ", text).strip()
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False).ids, self.end]
+        return ids + [self.pad] * (self.length - len(ids))
+
+
+class Siglip2Reference(SiglipReference):
+    model_class = "Siglip2Model"
+    processor_class = "Siglip2ImageProcessorPil"
 
 
 class ClipReference(TowersReference):

@@ -13,7 +13,7 @@ import pytest
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Model, OutputKind
-from tessera_tools.random_checkpoint.towers import CLIP_TINY, TowersSpec
+from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import Given, batch_of, cosines, vectors
 from tests.models.two_towers.cases import CASES, IMAGES
@@ -26,6 +26,12 @@ CONFIGURATIONS: dict[str, TowersSpec] = {
     "clip, older end token, gelu, shards": replace(
         CLIP_TINY, end=2, activation="gelu", width=80, patch_size=32, image_size=96, shards=2
     ),
+    "siglip": SIGLIP_TINY,
+    "siglip 2, patches that leave pixels over": replace(
+        SIGLIP_TINY, bytes_vocabulary=True, image_size=100, patch_size=14, resample=2
+    ),
+    "siglip2": SIGLIP2_TINY,
+    "siglip2, many patches": replace(SIGLIP2_TINY, image_size=256, most_patches=100),
 }
 
 Record = Callable[[str, Any], None]
@@ -63,11 +69,18 @@ def test_pixels(name: str, image: str, written: WriteCheckpoint) -> None:
     path = written(CONFIGURATIONS[name])
     model, wanted = open_model(path), reference(path).pixels(IMAGES[image])
     found = model.preprocess(Picture(IMAGES[image], param="x")).values[0]
-    expected = levels(wanted["pixel_values"][0].numpy(), model)
-    assert np.array_equal(found, expected)
+    values = wanted["pixel_values"][0].numpy()
+    if "spatial_shapes" in wanted:
+        rows, columns = wanted["spatial_shapes"][0].tolist()
+        assert model.preprocess(Picture(IMAGES[image], param="x")).plan.grid == (1, rows, columns)
+        patches = values.reshape(len(values), *found.shape[2:], found.shape[1]).transpose(0, 3, 1, 2)
+        assert np.array_equal(found[: rows * columns], levels(patches, model)[: rows * columns])
+        return
+    # What is left beyond whole patches no product sees.
+    assert np.array_equal(found, levels(values, model)[:, : found.shape[1], : found.shape[2]])
 
 
 def levels(values: np.ndarray, model: Any) -> np.ndarray:
-    """Return normalised pixels ``[3, height, width]`` as the bytes that they were."""
+    """Return normalised pixels ``[..., 3, height, width]`` as the bytes that they were."""
     mean, std = (np.array(each)[:, None, None] for each in (model.processing.mean, model.processing.std))
     return np.rint((values * std + mean) * 255).astype(np.uint8)

@@ -54,6 +54,8 @@ _BUILT_IN = (
     "qwen3_rerank",
     "qwen3_vl_embedding",
     "qwen3_vl_rerank",
+    "siglip",
+    "siglip2",
     "xlm_roberta",
     "xlm_roberta_rerank",
 )

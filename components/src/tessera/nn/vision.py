@@ -116,7 +116,11 @@ class VisionVectors(nn.Module):
     """Base of towers with a vector for each image; implements ``tessera.models.base.VisionModule``."""
 
     form: Form = PLAIN
-    layers: Stack
+
+    @property
+    def stack(self) -> Stack:
+        """The layers, whose products are those that can run in FP8."""
+        raise NotImplementedError
 
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> VisionVectors:
         """Choose the form of the operations; call it when the weights are in place.
@@ -127,7 +131,7 @@ class VisionVectors(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the layers' products in FP8, but for ``keep`` layers at each end and what follows them."""
-        self.layers.quantise(fp8(), keep=keep)
+        self.stack.quantise(fp8(), keep=keep)
 
 
 class AttentionPool(nn.Module):

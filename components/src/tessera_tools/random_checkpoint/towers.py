@@ -236,7 +236,7 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and deviation that show a mistake: norms and biases are far from trivial."""
     if "norm" in name:
         return (1.0, 0.2) if name.endswith("weight") else (0.0, 0.2)
-    if name.endswith("bias") or not shape:
+    if name.endswith("bias") or name.startswith("logit"):
         return 0.0, 0.2
     if "patch_embedding" in name:
         return 0.0, 1.0 / math.sqrt(math.prod(shape[1:]))
@@ -256,3 +256,159 @@ CLIP_FULL: Final = ClipSpec(
     patch_size=14,
 )
 CLIP_SIZES: Final = Sizes(tiny=CLIP_TINY, full=CLIP_FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiglipSpec(TowersSpec):
+    """A checkpoint of SigLIP; with ``bytes_vocabulary`` one of SigLIP 2, whose vocabulary is Gemma's.
+
+    Vectors are as wide as the vision tower's rows.
+    """
+
+    width: int = 96
+    bytes_vocabulary: bool = False
+    resample: int = 3
+
+    model_type: ClassVar[str] = "siglip"
+    architecture: ClassVar[str] = "SiglipModel"
+    marks: ClassVar[tuple[str, ...]] = ("<pad>", "<eos>", "<bos>", "<unk>")
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "text_config": {
+                "model_type": f"{self.model_type}_text_model",
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": 64,
+                "projection_size": self.width,
+                **self.text.config(self.activation, 1e-6),
+            },
+            "vision_config": {
+                "model_type": f"{self.model_type}_vision_model",
+                "patch_size": self.patch_size,
+                **self.positions(),
+                **self.vision.config(self.activation, 1e-6),
+            },
+        }
+
+    def positions(self) -> dict[str, Any]:
+        """What ``config.json`` says of the positions of patches."""
+        return {"image_size": self.image_size}
+
+    def tokenizer(self, seed: int) -> dict[str, Any]:
+        if not self.bytes_vocabulary:
+            return unigram(self.vocab_size)
+        size = self.vocab_size - len(self.marks)
+        written = byte_level_bpe(size=size, split=_SPLIT, control=self.marks, seed=seed)
+        end = self.marks[1]
+        written["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {end: {"id": end, "ids": [size + 1], "tokens": [end]}},
+        }
+        return written
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        pad, end = self.marks[:2] if self.bytes_vocabulary else (ROBERTA[1], ROBERTA[2])
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": end,
+            "pad_token": pad,
+            "model_max_length": 64,
+        }
+
+    def processor(self) -> dict[str, Any]:
+        return {
+            "image_processor_type": "SiglipImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.image_size, "width": self.image_size},
+            "resample": self.resample,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(HALF),
+            "image_std": list(HALF),
+        }
+
+    def shapes(self) -> _Shapes:
+        text, vision = self.text.hidden, self.vision.hidden
+        side = self.image_size // self.patch_size
+        return {
+            "logit_scale": (1,),
+            "logit_bias": (1,),
+            "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
+            "text_model.embeddings.position_embedding.weight": (64, text),
+            **self.text.shapes("text_model"),
+            **_norm("text_model.final_layer_norm", text),
+            **_product("text_model.head", text, self.width),
+            "vision_model.embeddings.patch_embedding.weight": self.patch_shape(),
+            "vision_model.embeddings.patch_embedding.bias": (vision,),
+            "vision_model.embeddings.position_embedding.weight": (side**2, vision),
+            **self.vision.shapes("vision_model"),
+            **_norm("vision_model.post_layernorm", vision),
+            "vision_model.head.probe": (1, 1, vision),
+            "vision_model.head.attention.in_proj_weight": (3 * vision, vision),
+            "vision_model.head.attention.in_proj_bias": (3 * vision,),
+            **_product("vision_model.head.attention.out_proj", vision, vision),
+            **_norm("vision_model.head.layernorm", vision),
+            **_product("vision_model.head.mlp.fc1", vision, self.vision.intermediate),
+            **_product("vision_model.head.mlp.fc2", self.vision.intermediate, vision),
+        }
+
+    def patch_shape(self) -> tuple[int, ...]:
+        """The shape of the product that patches go through."""
+        return (self.vision.hidden, 3, self.patch_size, self.patch_size)
+
+
+SIGLIP_TINY: Final = SiglipSpec()
+SIGLIP_FULL: Final = SiglipSpec(
+    text=_SO400M,
+    vision=_SO400M,
+    width=1152,
+    vocab_size=256_000,
+    image_size=384,
+    patch_size=14,
+    resample=2,
+    bytes_vocabulary=True,
+)
+SIGLIP_SIZES: Final = Sizes(tiny=SIGLIP_TINY, full=SIGLIP_FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Siglip2Spec(SiglipSpec):
+    """A checkpoint of SigLIP 2 NaFlex; ``image_size`` is that of the square that positions are learned for."""
+
+    bytes_vocabulary: bool = True
+    resample: int = 2
+    most_patches: int = 24
+
+    model_type: ClassVar[str] = "siglip2"
+    architecture: ClassVar[str] = "Siglip2Model"
+
+    def positions(self) -> dict[str, Any]:
+        return {"num_patches": (self.image_size // self.patch_size) ** 2}
+
+    def processor(self) -> dict[str, Any]:
+        inherited = super(Siglip2Spec, self).processor()
+        del inherited["size"]
+        return {
+            **inherited,
+            "image_processor_type": "Siglip2ImageProcessor",
+            "patch_size": self.patch_size,
+            "max_num_patches": self.most_patches,
+        }
+
+    def patch_shape(self) -> tuple[int, ...]:
+        return (self.vision.hidden, 3 * self.patch_size**2)
+
+
+SIGLIP2_TINY: Final = Siglip2Spec()
+SIGLIP2_FULL: Final = Siglip2Spec(
+    text=_SO400M,
+    vision=_SO400M,
+    width=1152,
+    vocab_size=256_000,
+    image_size=256,
+    most_patches=256,
+)
+SIGLIP2_SIZES: Final = Sizes(tiny=SIGLIP2_TINY, full=SIGLIP2_FULL)

@@ -24,8 +24,8 @@ from tessera.models.two_towers.config import (
     Defaults,
     VisionConfig,
     check_channels,
-    read_grid,
     read_layer,
+    read_sizes,
     tower_section,
 )
 from tessera.models.two_towers.images import (
@@ -70,11 +70,12 @@ class Clip(TiledTowers):
     def __init__(self, path: Path, options: NoOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
-        text, vision, processor = _text(config), _vision(config), read_processor(path)
+        text, processor = _text(config), read_processor(path)
+        size, vision = _vision(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         processing = read_processing(processor, resample=3, mean=CLIP_MEAN, std=CLIP_STD)
         super().__init__(path, text, vision, processing, tokenizer)
-        self.tiling = read_tiling(processor, size=vision.tile_size, crops=True)
+        self.tiling = read_tiling(processor, size=size, patch=vision.patch_size, crops=True)
         self._first = tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
         self._last = tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
 
@@ -129,13 +130,14 @@ def _text(config: Section) -> EncoderSpec:
     )
 
 
-def _vision(config: Section) -> VisionConfig:
+def _vision(config: Section) -> tuple[int, VisionConfig]:
+    """Read the edge of a tile in pixels, and the tower."""
     section = tower_section(config, "vision_config")
     check_channels(section)
     layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
-    grid, patch = read_grid(section, image_size=224, patch_size=32)
+    size, patch = read_sizes(section, image_size=224, patch_size=32)
     width = config.integer("projection_dim", _WIDTH)
-    return VisionConfig(layer=layer, layers=layers, patch_size=patch, grid=grid, width=width)
+    return size, VisionConfig(layer=layer, layers=layers, patch_size=patch, grid=size // patch, width=width)
 
 
 FAMILY: Family = OptionsFamily(

@@ -35,6 +35,10 @@ class ClipVision(VisionVectors):
         self.norm = LayerNorm(layer.hidden, eps=layer.eps)
         self.projection = Linear(layer.hidden, config.width, bias=False)
 
+    @property
+    def stack(self) -> Stack:
+        return self.layers
+
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> ClipVision:
         self.patches.place_constants(mean, std, device)
         self.form = form_for(device, self.embed_positions.weight.dtype)

@@ -28,11 +28,6 @@ class VisionConfig:
     channels: int = _CHANNELS
 
     @property
-    def tile_size(self) -> int:
-        """The edge in pixels of the square that positions are learned for."""
-        return self.grid * self.patch_size
-
-    @property
     def patch_features(self) -> int:
         return self.channels * self.patch_size**2
 
@@ -87,11 +82,12 @@ def check_channels(section: Section) -> None:
         raise section.error("num_channels", f"must be {_CHANNELS}, those of RGB, not {channels}")
 
 
-def read_grid(section: Section, *, image_size: int, patch_size: int) -> tuple[int, int]:
-    """Read how many patches a square image has along an edge, and a patch's own; defaults are given."""
+def read_sizes(section: Section, *, image_size: int, patch_size: int) -> tuple[int, int]:
+    """Read the edges in pixels of a square image and of a patch; defaults are given.
+
+    What is left of an image beyond whole patches is not looked at.
+    """
     size, patch = section.integer("image_size", image_size), section.integer("patch_size", patch_size)
     if size < patch:
         raise section.error("image_size", f"must be at least patch_size {patch}, not {size}")
-    if size % patch:
-        raise section.error("image_size", f"must be a multiple of patch_size {patch}, not {size}")
-    return size // patch, patch
+    return size, patch

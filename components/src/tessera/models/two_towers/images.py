@@ -39,13 +39,14 @@ class Processing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How an image becomes a tile of ``size`` by ``size`` pixels.
+    """How an image becomes a tile of ``size`` by ``size`` pixels, of which ``kept`` are whole patches.
 
     ``shortest`` is what its shorter side is resized to before the tile is cut out of the middle; None: both
     sides are resized to the tile's.
     """
 
     size: int
+    kept: int
     shortest: int | None
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
@@ -57,12 +58,12 @@ class Tiling:
         return int(self.shortest * width / height), self.shortest
 
     def cut(self, picture: Picture, processing: Processing, empty: Empty = np.empty) -> UInt8Array:
-        """Write a picture as uint8 ``[1, 3, size, size]``; thread-safe. Raises as ``Picture.write``."""
-        size = self.size
-        tiles: UInt8Array = empty((1, 3, size, size), np.uint8)
+        """Write a picture as uint8 ``[1, 3, kept, kept]``; thread-safe. Raises as ``Picture.write``."""
+        kept = self.kept
+        tiles: UInt8Array = empty((1, 3, kept, kept), np.uint8)
         wide, high = self.resized(*picture.size)
-        left, upper = (wide - size) // 2, (high - size) // 2
-        part = None if (wide, high) == (size, size) else (left, upper, left + size, upper + size)
+        left, upper = (wide - self.size) // 2, (high - self.size) // 2
+        part = None if (wide, high) == (kept, kept) else (left, upper, left + kept, upper + kept)
         picture.write(tiles[0], (wide, high), resample=processing.resample, part=part)
         return tiles
 
@@ -97,25 +98,27 @@ def read_processing(processor: Section, *, resample: int, mean: Channels, std: C
     )
 
 
-def read_tiling(processor: Section, *, size: int, crops: bool) -> Tiling:
-    """Read how images become tiles of ``size`` pixels; ``crops`` is what is done where no file says it.
+def read_tiling(processor: Section, *, size: int, patch: int, crops: bool) -> Tiling:
+    """Read how images become tiles of ``size`` pixels, cut into patches of ``patch``.
+
+    ``crops`` is what is done where no file says it.
 
     Raises ``CheckpointError`` for tiles of another size.
     """
-    tile = {"height": size, "width": size}
+    kept, tile = size // patch * patch, {"height": size, "width": size}
     resized = _size(processor, "size", {"shortest_edge": size} if crops else tile)
     shortest = resized.get("shortest_edge")
     if not processor.flag("do_center_crop", crops):
         if resized != tile:
             raise processor.error("size", f"must be {tile}, as the positions are, not {resized}")
-        return Tiling(size=size, shortest=None)
+        return Tiling(size=size, kept=kept, shortest=None)
     if (cropped := _size(processor, "crop_size", tile)) != tile:
         raise processor.error("crop_size", f"must be {tile}, as the positions are, not {cropped}")
     if resized == tile:
-        return Tiling(size=size, shortest=None)
+        return Tiling(size=size, kept=kept, shortest=None)
     if shortest is None or shortest < size:
         raise processor.error("size", f"must be a shortest_edge of at least {size}, not {resized}")
-    return Tiling(size=size, shortest=shortest)
+    return Tiling(size=size, kept=kept, shortest=shortest)
 
 
 def _size(processor: Section, key: str, default: dict[str, int]) -> dict[str, int]:

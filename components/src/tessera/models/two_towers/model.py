@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
-from tessera.errors import ConfigError, InvalidInput
+from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -35,7 +35,7 @@ from tessera.models.base import (
 from tessera.models.declared import role_prompts
 from tessera.models.prompts import Run, texts_of
 from tessera.models.stages import StageModule
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
 from tessera.models.two_towers.tensors import find_tensors
@@ -45,7 +45,15 @@ if TYPE_CHECKING:
     from tessera.nn.vision import VisionVectors
 
 
-_ONE = ImagePlan(units=1, rows=1)
+_ONE: Final = ImagePlan(units=1, rows=1)
+
+# What is a module of its own in some towers has no name in files.
+_ENCODER: Final = {
+    "encoder.patches": ("patches",),
+    "encoder.positions": ("embed_positions",),
+    "encoder.layers": ("layers",),
+    "encoder.post_layernorm": ("norm",),
+}
 
 
 class TwoTowers(TowerModel):
@@ -66,6 +74,11 @@ class TwoTowers(TowerModel):
         super().__init__(
             path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset()
         )
+        if self.text.width != vision.width:
+            raise CheckpointError(
+                f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
+                f" those of the vision tower {vision.width}"
+            )
         self.config = vision
         self.processing = processing
         self.placeholder = text.vocab_size
@@ -129,11 +142,12 @@ class TwoTowers(TowerModel):
         from tessera.checkpoint.loading import fill, torch_dtype
         from tessera.nn.loading import SOURCES
 
+        sources = {**SOURCES, **_ENCODER}
         at = torch.device(device)
         with torch.device("meta"):
             tower = self.vision_tower()
         fill(
-            tower, self.tensors(), part="vision.", sources=SOURCES, dtype=torch_dtype(dtype), device=at
+            tower, self.tensors(), part="vision.", sources=sources, dtype=torch_dtype(dtype), device=at
         )
         return tower.prepare(self.processing.mean, self.processing.std, at)
 
@@ -162,7 +176,7 @@ class TiledTowers(TwoTowers):
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        return self.config.channels, self.tiling.size, self.tiling.size
+        return self.config.channels, self.tiling.kept, self.tiling.kept
 
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         return Pixels(values=self.tiling.cut(picture, self.processing, empty), plan=_ONE)
