@@ -32,6 +32,8 @@ class TowersReference:
         import transformers
 
         self.tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         self.model: Any = getattr(transformers, self.model_class).from_pretrained(path, dtype=torch.float32)
         self.model.eval()
         self.processor: Any = getattr(transformers, self.processor_class).from_pretrained(path)

@@ -67,7 +67,7 @@ def attention_to_both_sides(wanted: TowersReference) -> None:
 
 
 def constants_of_the_other_kind(wanted: TowersReference) -> None:
-    half = wanted.processor.image_mean == [0.5] * 3
+    half = list(wanted.processor.image_mean) == [0.5] * 3
     wanted.processor.image_mean = [0.48145466, 0.4578275, 0.40821073] if half else [0.5] * 3
     wanted.processor.image_std = [0.26862954, 0.26130258, 0.27577711] if half else [0.5] * 3
 
@@ -112,7 +112,7 @@ def no_head_of_texts(wanted: TowersReference) -> None:
     head.bias.data.zero_()
 
 
-def _resized(**how: Any) -> Callable[[TowersReference], None]:
+def _resized(name: str, **how: Any) -> Callable[[TowersReference], None]:
     def change(wanted: TowersReference) -> None:
         def resize(table: torch.Tensor, shapes: torch.Tensor, max_length: int) -> torch.Tensor:
             found = []
@@ -127,12 +127,13 @@ def _resized(**how: Any) -> Callable[[TowersReference], None]:
 
         wanted.model.vision_model.embeddings.resize_positional_embeddings = resize
 
+    change.__name__ = name
     return change
 
 
-positions_without_antialiasing = _resized(mode="bilinear", align_corners=False)
-positions_by_the_corners = _resized(mode="bilinear", align_corners=True)
-positions_by_bicubic = _resized(mode="bicubic", align_corners=False, antialias=True)
+positions_without_antialiasing = _resized("no_antialiasing", mode="bilinear", align_corners=False)
+positions_by_the_corners = _resized("by_the_corners", mode="bilinear", align_corners=True)
+positions_by_bicubic = _resized("bicubic", mode="bicubic", align_corners=False, antialias=True)
 
 
 def padding_of_patches_seen(wanted: TowersReference) -> None:
