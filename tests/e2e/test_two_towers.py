@@ -1,4 +1,4 @@
-"""Families whose image is its own vector: aggregated, split, by every way that rows go, and through deaths."""
+"""Families in which an image's row is its vector: aggregated, split, and when workers die."""
 
 from __future__ import annotations
 
@@ -102,6 +102,14 @@ def test_an_image_beside_anything_is_refused_by_name(served: Served, photos: dic
         assert answer.json()["error"]["param"].startswith("input[1]")
     partial = served.post(input=["good", parts("a flower", flower), parts(None, flower)], partial=True).json()
     assert [entry.get("error") is None for entry in partial["data"]] == [True, False, True]
+
+
+def test_a_broken_image_fails_alone(served: Served, photos: dict[str, bytes]) -> None:
+    inputs = [served.inputs[-1], parts(None, photos["china"][:5000]), TEXTS[0]]
+    first, broken, last = served.post(input=inputs, partial=True).json()["data"]
+    assert broken["error"]["param"].startswith("input[1]")
+    assert np.array(first["embedding"]) @ served.expected[-1] >= 0.99999
+    assert np.array(last["embedding"]) @ served.expected[0] >= 0.99999
 
 
 def test_lengths_are_those_of_the_towers(served: Served) -> None:

@@ -27,8 +27,8 @@ from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.qwen3_vl_rerank import cases as qwen3_vl_rerank
-from tests.models.two_towers import cases as two_towers
 from tests.models.running import Given, Pair, batch_of, cosines, vectors
+from tests.models.two_towers import cases as two_towers
 from tests.references.families import reference_of
 
 _INPUTS: dict[str, Sequence[Given | Pair]] = {

@@ -320,8 +320,8 @@ class Picture:
     ) -> None:
         """Write the image, resized to ``size`` (width, height), into uint8 ``[3, ...]``; raises as ``image``.
 
-        With a ``part`` only this of what the image is resized to. What follows the three colours may be cut up in any way: its elements, counted row by row, are the
-        pixels.
+        With a ``part`` only this of what the image is resized to. What follows the three colours may be cut
+        up in any way: its elements, counted row by row, are the pixels.
         """
         decoded = "image" in self.__dict__
         as_it_is = part is None and size == self.size

@@ -15,7 +15,7 @@ from tessera.models import open_model
 from tessera.models.base import Model, OutputKind
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
 from tests.models.conftest import WriteCheckpoint
-from tests.models.running import Given, batch_of, cosines, vectors
+from tests.models.running import batch_of, cosines, vectors
 from tests.models.two_towers.cases import CASES, IMAGES
 from tests.references.families import reference_of
 from tests.references.towers import TowersReference

@@ -156,9 +156,7 @@ def output_rows(computed: npt.NDArray[np.float32], batch: TextBatch, output: Out
     return scaled(computed, output_bounds(batch, output), unit_length=output.unit_length)
 
 
-def scaled(
-    computed: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64], *, unit_length: bool
-) -> Rows:
+def scaled(computed: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64], *, unit_length: bool) -> Rows:
     """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled with ``unit_length``.
 
     A row shorter than 1e-12 is divided by 1e-12.

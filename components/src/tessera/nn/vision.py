@@ -92,9 +92,7 @@ class TileEncoder(nn.Module):
         self.post_layernorm = LayerNorm(layer.hidden, eps=layer.eps) if final_norm else None
         self.form: Form = PLAIN
 
-    def prepare(
-        self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form
-    ) -> None:
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
         """Run in ``form``, with each channel's mean and deviation; call it when the weights are in place."""
         self.patches.place_constants(mean, std, device)
         self.form = form
@@ -135,7 +133,7 @@ class VisionVectors(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query that attends to all rows of an image, and an MLP behind a norm, added: SigLIP's head."""
+    """A learned query that attends to all rows of an image, then an MLP behind a norm: SigLIP's head."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -153,9 +151,12 @@ class AttentionPool(nn.Module):
         assert bias is not None
         query = linear(self.probe, weight[:hidden], bias[:hidden]).expand(images, 1, hidden)
         key, value = linear(rows, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
-        heads = [each.unflatten(2, (self._heads, -1)).transpose(1, 2) for each in (query, key, value)]
+        query, key, value = (
+            each.reshape(images, -1, self._heads, hidden // self._heads).transpose(1, 2)
+            for each in (query, key, value)
+        )
         allowed = None if mask is None else mask[:, None, None, :]
-        attended = scaled_dot_product_attention(*heads, attn_mask=allowed)
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         pooled = self.out_proj(attended.transpose(1, 2).reshape(images, hidden))
         stream = Residual(pooled.clone())
         self.mlp(self.norm(stream), stream)

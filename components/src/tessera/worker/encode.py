@@ -29,8 +29,8 @@ _SLOT_SHARE: Final = 0.8
 class EncodeService:
     """Answers ``EncodeRequest``, ``Forget``, ``Describe`` and ``Inspect``; knows no tokens and no HTTP.
 
-    ``vectors`` answers ``EmbedRequest`` by images, in a family whose vectors of images are their rows. It closes
-    the stage.
+    ``vectors`` answers ``EmbedRequest`` by images, in a family whose vectors of images are their rows. It
+    closes the stage.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def sized_at(given: WorkerSettings, model: Model, room: Room, part: int) -> Work
 
 
 def caches(settings: WorkerSettings, vision: VisionSpec | None) -> bool:
-    """Whether a worker keeps vision rows: of those apart the one that answers with them or what they become."""
+    """Whether a worker keeps vision rows: of two kinds that which answers with them, or what they become."""
     if vision is None:
         return False
     return settings.mode is not (Mode.EMBED if vision.gives_output else Mode.ENCODE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -376,7 +376,7 @@ SIGLIP_SIZES: Final = Sizes(tiny=SIGLIP_TINY, full=SIGLIP_FULL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Siglip2Spec(SiglipSpec):
-    """A checkpoint of SigLIP 2 NaFlex; ``image_size`` is that of the square that positions are learned for."""
+    """A checkpoint of SigLIP 2 NaFlex; ``image_size`` is that of the square with learned positions."""
 
     bytes_vocabulary: bool = True
     resample: int = 2

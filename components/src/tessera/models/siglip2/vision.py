@@ -41,7 +41,7 @@ class Siglip2Vision(VisionVectors):
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> Siglip2Vision:
         # Files have a patch's pixels one after another, each with its channels.
         weight = self.patches.projection.weight
-        by_channel = weight.unflatten(1, (-1, self._channels)).transpose(1, 2).flatten(1).contiguous()
+        by_channel = weight.view(len(weight), -1, self._channels).transpose(1, 2).flatten(1).contiguous()
         self.patches.projection.weight = nn.Parameter(by_channel, requires_grad=False)
         self.patches.place_constants(mean, std, device)
         self.form = form_for(device, weight.dtype)
@@ -56,8 +56,6 @@ class Siglip2Vision(VisionVectors):
         images, patches = pixels.shape[:2]
         table = self.embed_positions.weight
         places, mask = taps(positions, patches, self._grid)
-        # A graph is recorded with grids of nothing, whose rows nobody reads.
-        mask[:, 0] = True
         embedded = torch.matmul(places.to(table.dtype), table).flatten(0, 1)
         stream = self.patches(pixels.flatten(0, 1).flatten(1), embedded)
         self.layers(stream, Padded(mask), None)
@@ -69,10 +67,11 @@ class Siglip2Vision(VisionVectors):
 def taps(grids: torch.Tensor, patches: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How much of each learned position a patch has, and which patches are some.
 
-    ``grids`` is int32 ``[2, images]``, rows and columns. The table of ``side`` by ``side`` positions is resized
-    to an image's grid as ``torch.nn.functional.interpolate`` does, bilinearly with antialiasing: float32
-    ``[images, patches, side * side]``, which add up to 1, and bool ``[images, patches]``.
+    ``grids`` is int32 ``[2, images]``, rows and columns. The table of ``side`` by ``side`` positions is
+    resized to an image's grid as ``torch.nn.functional.interpolate`` does, bilinearly with antialiasing:
+    float32 ``[images, patches, side * side]``, which add up to 1, and bool ``[images, patches]``.
     """
+    # A graph is recorded with grids of nothing, whose rows nobody reads.
     rows, columns = grids.clamp(min=1)[:, :, None]
     number = torch.arange(patches, device=grids.device)
     row, column = number // columns, number % columns

@@ -136,9 +136,7 @@ def _size(processor: Section, key: str, default: dict[str, int]) -> dict[str, in
     return {name: section.integer(name) for name in names if section.has(name)}
 
 
-def _channels(
-    processor: Section, key: str, default: Channels, *, positive: bool = False
-) -> Channels:
+def _channels(processor: Section, key: str, default: Channels, *, positive: bool = False) -> Channels:
     values = processor.values.get(key)
     if values is None:
         return default

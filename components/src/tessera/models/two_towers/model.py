@@ -1,7 +1,7 @@
 """A checkpoint of two towers as the rest of Tessera sees it; importing and opening need no torch.
 
-An input is one text, or one image and nothing else. What the vision tower makes of an image is its vector: the
-placeholder in its prompt is no token of the vocabulary, and no text engine sees it.
+An input is one text, or one image and nothing else. What the vision tower makes of an image is its vector.
+The placeholder in its prompt is no token of the vocabulary, and no text engine sees it.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class TwoTowers(TowerModel):
         options: msgspec.Struct | None = None,
     ) -> None:
         """Raises ``CheckpointError`` for towers whose vectors differ in width."""
-        super().__init__(
-            path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset()
-        )
+        super().__init__(path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset())
         if self.text.width != vision.width:
             raise CheckpointError(
                 f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
@@ -146,9 +144,7 @@ class TwoTowers(TowerModel):
         at = torch.device(device)
         with torch.device("meta"):
             tower = self.vision_tower()
-        fill(
-            tower, self.tensors(), part="vision.", sources=sources, dtype=torch_dtype(dtype), device=at
-        )
+        fill(tower, self.tensors(), part="vision.", sources=sources, dtype=torch_dtype(dtype), device=at)
         return tower.prepare(self.processing.mean, self.processing.std, at)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
