@@ -175,6 +175,7 @@ def test_an_image_is_an_input_of_its_own(model: Model) -> None:
         assert caught.value.param == "x"
     with pytest.raises(InvalidInput, match="each on its own"):
         prompt(model, image, instruction="Find it")
+    assert prompt(model, tuple(made.tokens.tolist()), image).tokens.tolist() == made.tokens.tolist()
     # An empty text is none.
     assert prompt(model, "", image).image_tokens == 1
 

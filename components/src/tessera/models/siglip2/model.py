@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import numpy as np
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.weights import Shapes
-from tessera.errors import InvalidInput
+from tessera.errors import ConfigError
 from tessera.imaging import Picture
 from tessera.models.base import Empty, Family, ImagePlan, Int32Array, Pixels
 from tessera.models.options import OptionsFamily
@@ -27,6 +27,9 @@ from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 
 if TYPE_CHECKING:
     from tessera.nn.vision import VisionVectors
+
+# Fewer are too few for the narrowest strip that there may be.
+_LEAST: Final = 16
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +49,10 @@ class Siglip2(SiglipTexts):
     revision = "siglip2 1"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        """Read configuration and tokenizer; the weights are not looked at.
+
+        Raises ``CheckpointError``, and ``ConfigError`` for too few patches.
+        """
         config = Section.read(path / CONFIG_FILE)
         text, processor = read_text(config), read_processor(path)
         section = tower_section(config, "vision_config")
@@ -60,7 +66,9 @@ class Siglip2(SiglipTexts):
         processing = read_processing(processor, resample=2, mean=HALF, std=HALF)
         tokenizer = self.read_tokenizer(path, text, options.texts)
         super().__init__(path, text, vision, processing, tokenizer, options)
-        self._most = options.max_num_patches or processor.integer("max_num_patches", 256)
+        self._most = options.max_num_patches or processor.integer("max_num_patches", 256, at_least=_LEAST)
+        if self._most < _LEAST:
+            raise ConfigError(f"model option max_num_patches {self._most} is below {_LEAST}")
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
@@ -73,10 +81,6 @@ class Siglip2(SiglipTexts):
 
     def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
         rows, columns = grid_of(width, height, patch=self.config.patch_size, most=self._most)
-        if rows * columns > self._most:
-            raise InvalidInput(
-                f"{param} is {width}x{height}: too narrow a strip for {self._most} patches", param=param
-            )
         return ImagePlan(units=1, rows=1, grid=(1, rows, columns))
 
     def unit_positions(self, image: ImagePlan) -> Int32Array:

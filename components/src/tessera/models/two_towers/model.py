@@ -116,9 +116,9 @@ class TwoTowers(TowerModel):
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if not content.images:
             return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
-        if content.instruction is not None or any(
-            part for part in content.parts if not isinstance(part, ImagePlan)
-        ):
+        # Ids that are the image's placeholder say nothing beside it.
+        said = [part for part in content.parts if part and not isinstance(part, ImagePlan)]
+        if content.instruction is not None or said not in ([], [(self.placeholder,)]):
             raise InvalidInput(
                 f"{param} has an image and more; {self.family} embeds a text or an image, each on its own",
                 param=param,
