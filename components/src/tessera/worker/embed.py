@@ -395,7 +395,11 @@ class RequestInFlight:
         """Return the rows of an item's images, for a client that asks for no more, or as the output."""
         assert self._images is not None
         vision, cached, timings = await self._images.all(item.images)
-        values = await asyncio.to_thread(_host_rows, vision)
+        if self._service.images_give_output and not any(rows.is_cuda for rows in vision):
+            # A row is converted sooner than a thread begins.
+            values = _host_rows(vision)
+        else:
+            values = await asyncio.to_thread(_host_rows, vision)
         bounds = np.array((0, len(values)))
         return scaled(values, bounds, unit_length=self._output.unit_length), cached, timings
 
