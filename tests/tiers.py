@@ -66,6 +66,7 @@ FIRST = (
     "e2e/test_parity.py",
     "e2e/test_launch.py",
     "e2e/test_wide_rows.py",
+    "e2e/test_two_towers.py",
     "tessera_engines/test_triton_repository.py",
     "e2e/faults/test_planes.py",
     "soak-nixl",

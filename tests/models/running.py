@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -118,6 +119,8 @@ def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given |
 @torch.no_grad()
 def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
     """What the model gives for a batch, float32 ``[rows, width]``."""
+    if batch.vision and model.vision is not None and model.vision.gives_output:
+        return _vectors_apart(model, text, batch)
     device = _device(text)
     width = model.vision.row_width if model.vision else model.output.width
     rows = torch.cat(batch.vision).to(device) if batch.vision else torch.empty(0, width, device=device)
@@ -130,6 +133,22 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
         torch.from_numpy(batch.vision_index).to(device),
     )
     return output_rows(computed.cpu().numpy(), batch, model.output).values
+
+
+def _vectors_apart(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
+    """As ``vectors``, where the one row of an image is its vector."""
+    inputs = [
+        PackedInput(tokens=batch.input_ids[start:stop], positions=batch.positions[:, start:stop])
+        for start, stop in pairwise(batch.cu_seqlens)
+    ]
+    found = np.empty((len(inputs), model.output.width), np.float32)
+    images = np.searchsorted(batch.cu_seqlens, batch.vision_index, side="right") - 1
+    found[images] = np.stack([rows[0].float().cpu().numpy() for rows in batch.vision])
+    found[images] /= np.linalg.norm(found[images], axis=1, keepdims=True)
+    texts = np.setdiff1d(np.arange(len(inputs)), images)
+    if len(texts):
+        found[texts] = vectors(model, text, pack([inputs[number] for number in texts]))
+    return found
 
 
 def company(model: Model, inputs: Sequence[Given]) -> float:

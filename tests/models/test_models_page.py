@@ -17,6 +17,8 @@ from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_rerank.model import Options as Qwen3RerankOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
 from tessera.models.qwen3_vl_rerank.model import Options as VLRerankOptions
+from tessera.models.siglip.model import Options as SiglipOptions
+from tessera.models.siglip2.model import Options as Siglip2Options
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
@@ -43,6 +45,8 @@ def test_every_family_is_described() -> None:
         ("qwen3_rerank", Qwen3RerankOptions),
         ("qwen3_vl_embedding", VLOptions),
         ("qwen3_vl_rerank", VLRerankOptions),
+        ("siglip", SiglipOptions),
+        ("siglip2", Siglip2Options),
         ("xlm_roberta", EncoderOptions),
         ("xlm_roberta_rerank", PairOptions),
     ],

@@ -27,6 +27,7 @@ from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
+from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, Tower
 from tests.models.bert import cases as encoder
 from tests.models.bert_rerank import cases as cross_encoder
 from tests.models.colqwen3 import cases as colqwen3
@@ -38,6 +39,7 @@ from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.qwen3_vl_rerank import cases as qwen3_vl_rerank
+from tests.models.two_towers import cases as two_towers
 
 if TYPE_CHECKING:
     from tests.models.running import Given, Pair
@@ -93,6 +95,9 @@ _VL_SMALL = {
     "positions": 2304,
 }
 
+_TOWER: Final = Tower(hidden=256, layers=3, heads=4, intermediate=512)
+_WIDE_HEADS: Final = Tower(hidden=288, layers=3, heads=4, intermediate=430)
+
 ALL = {
     each.name: each
     for each in (
@@ -130,6 +135,29 @@ ALL = {
             name="colqwen3",
             spec=replace(COL_TINY, **_VL_SMALL, width=64),
             inputs=tuple(colqwen3.CASES),
+        ),
+        # Heads as wide as the published models', and those of so400m.
+        Carried(
+            name="clip",
+            spec=replace(CLIP_TINY, text=_TOWER, vision=_TOWER),
+            inputs=tuple(two_towers.CASES),
+        ),
+        Carried(
+            name="siglip",
+            spec=replace(SIGLIP_TINY, text=_TOWER, vision=_TOWER, width=256),
+            inputs=tuple(two_towers.CASES),
+        ),
+        Carried(
+            name="siglip_wide_heads",
+            spec=replace(SIGLIP_TINY, text=_WIDE_HEADS, vision=_WIDE_HEADS, width=288),
+            inputs=tuple(two_towers.CASES),
+        ),
+        Carried(
+            name="siglip2",
+            spec=replace(
+                SIGLIP2_TINY, text=_TOWER, vision=_TOWER, width=256, image_size=256, most_patches=64
+            ),
+            inputs=tuple(two_towers.CASES),
         ),
         # Heads as wide as MiniLM's, and as those of the others.
         Carried(name="bert", spec=replace(BERT, hidden=128), inputs=tuple(encoder.CASES)),

@@ -28,6 +28,7 @@ from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.qwen3_vl_rerank import cases as qwen3_vl_rerank
 from tests.models.running import Given, Pair, batch_of, cosines, vectors
+from tests.models.two_towers import cases as two_towers
 from tests.references.families import reference_of
 
 _INPUTS: dict[str, Sequence[Given | Pair]] = {
@@ -42,6 +43,7 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "qwen3_rerank": qwen3_rerank.CASES,
     "qwen3_vl_embedding": list(vl.CASES.values()),
     "qwen3_vl_rerank": qwen3_vl_rerank.CASES,
+    **dict.fromkeys(("clip", "siglip", "siglip2"), two_towers.CASES),
     "xlm_roberta": encoder.CASES,
     "xlm_roberta_rerank": cross_encoder.CASES,
 }

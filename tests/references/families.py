@@ -18,6 +18,7 @@ from tests.references.qwen3 import (
     Qwen3VLRerankReference,
 )
 from tests.references.rerank import RerankReference, RerankVLReference
+from tests.references.towers import ClipReference, Siglip2Reference, SiglipReference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,7 @@ def reference_of(path: Path) -> Reference:
     kinds: dict[str, Callable[[Path], Reference]] = {
         "BertForSequenceClassification": CrossReference,
         "BertModel": EncoderReference,
+        "CLIPModel": ClipReference,
         "ColQwen3": ColQwen3Reference,
         "LlamaBidirectionalForSequenceClassification": RerankReference,
         "LlamaBidirectionalModel": LlamaReference,
@@ -47,6 +49,8 @@ def reference_of(path: Path) -> Reference:
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
         "Qwen3VLForSequenceClassification": Qwen3VLRerankReference,
+        "Siglip2Model": Siglip2Reference,
+        "SiglipModel": SiglipReference,
         "XLMRobertaForSequenceClassification": CrossReference,
         "XLMRobertaModel": EncoderReference,
     }

@@ -29,7 +29,7 @@ from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
-from tessera_tools.random_checkpoint import llama_nemotron_vl, qwen3
+from tessera_tools.random_checkpoint import llama_nemotron_vl, qwen3, towers
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.rpc.conftest import deployment, store
 
@@ -43,6 +43,7 @@ _FULL: dict[str, Spec] = {
     "llama_nemotron_vl": llama_nemotron_vl.FULL,
     "qwen3_vl_embedding": qwen3.VL_FULL,
     "qwen3_embedding": qwen3.FULL,
+    "clip": towers.CLIP_FULL,
 }
 
 

@@ -95,6 +95,22 @@ def test_a_model_of_text_alone_has_no_cache(models: dict[str, Model]) -> None:
     assert found.stages.text.max_batch_cost == 16_384
 
 
+def test_vectors_of_images_are_kept_where_they_are_made(models: dict[str, Model]) -> None:
+    """In a family of two towers an encode worker answers with them, and an embed worker has texts."""
+    model, found = models["clip"], {}
+    for mode in Mode:
+        worker = given(mode)
+        found[mode] = sized(worker, model, room(worker, cores=16, gib=128, card=139))
+        assert (
+            "cache of vision rows" in said(found[mode], worker, model, room(worker, cores=16, gib=128).share)
+        ) == (mode is not Mode.EMBED)
+    assert {mode: each.cache_bytes for mode, each in found.items()} == {
+        Mode.AGG: 8 * GIB,
+        Mode.ENCODE: 8 * GIB,
+        Mode.EMBED: 0,
+    }
+
+
 @pytest.mark.parametrize("family", ["llama_nemotron_vl", "qwen3_vl_embedding"])
 def test_small_cards_get_small_batches(models: dict[str, Model], family: str) -> None:
     model, before = models[family], (0, 0)

@@ -152,12 +152,16 @@ def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int64]:
 
 
 def output_rows(computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> Rows:
-    """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so.
+    """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
+    return scaled(computed, output_bounds(batch, output), unit_length=output.unit_length)
+
+
+def scaled(computed: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64], *, unit_length: bool) -> Rows:
+    """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled with ``unit_length``.
 
     A row shorter than 1e-12 is divided by 1e-12.
     """
-    bounds = output_bounds(batch, output)
-    if not output.unit_length:
+    if not unit_length:
         return Rows(computed, bounds, np.ones(len(computed), np.float32))
     norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
     # Rows that are not finite are found where they are answered.

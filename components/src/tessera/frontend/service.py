@@ -32,6 +32,7 @@ from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.frontend.serving.served import Served, ServedModel, Workers
+from tessera.frontend.serving.towers import TowersDispatcher
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model, try_out
@@ -250,15 +251,23 @@ class Service:
         self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics
     ) -> Embedder:
         settings = self.settings
-        dispatcher = Dispatcher(
-            workers.embed,
-            Router(),
-            metrics,
-            model.output,
-            stages=stage_outputs(model),
-            lender=self._lender,
-            wait_seconds=settings.worker_wait_seconds,
-        )
+
+        def dispatching(peers: Peers) -> Dispatcher:
+            return Dispatcher(
+                peers,
+                Router(),
+                metrics,
+                model.output,
+                stages=stage_outputs(model),
+                lender=self._lender,
+                wait_seconds=settings.worker_wait_seconds,
+            )
+
+        dispatcher: Embedder = dispatching(workers.embed)
+        if model.vision is not None and model.vision.gives_output:
+            dispatcher = TowersDispatcher(
+                dispatching(workers.embed), dispatching(workers.encode), workers.encode, model.output
+            )
         if not settings.result_cache_bytes:
             metrics.watch_result_cache(lambda: 0)
             return dispatcher

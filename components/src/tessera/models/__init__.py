@@ -43,6 +43,7 @@ __all__ = [
 _BUILT_IN = (
     "bert",
     "bert_rerank",
+    "clip",
     "colqwen3",
     "llama_nemotron_embed",
     "llama_nemotron_rerank",
@@ -53,6 +54,8 @@ _BUILT_IN = (
     "qwen3_rerank",
     "qwen3_vl_embedding",
     "qwen3_vl_rerank",
+    "siglip",
+    "siglip2",
     "xlm_roberta",
     "xlm_roberta_rerank",
 )

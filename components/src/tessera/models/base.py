@@ -59,13 +59,16 @@ class VisionSpec:
     ``row_width`` is the width of a vision row, a multiple of the backbone's width. Pixels of an image are
     ``[units, *unit_shape]``; its rows are its units times a factor that is the same for all images.
     ``largest`` is the plan of the largest image. ``independent_units`` says that units see nothing of one
-    another and that each becomes whole rows: each may be run as an image of its own.
+    another and that each becomes whole rows: each may be run as an image of its own. With ``gives_output``
+    an image becomes one row, which scaled to unit length is the output: no text engine runs for it, and its
+    placeholder need not be in the vocabulary.
     """
 
     row_width: int
     unit_shape: tuple[int, ...]
     largest: ImagePlan
     independent_units: bool = False
+    gives_output: bool = False
 
     @property
     def max_units(self) -> int:

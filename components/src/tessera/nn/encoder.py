@@ -1,36 +1,23 @@
-"""A tower of the BERT kind: learned positions and token types, post-norm layers, pooling."""
+"""A tower with learned positions, and token types where there are some: BERT's kind, and CLIP's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.nn.functional import linear
 
 from tessera.nn.forms.plain import Residual, tensor
 from tessera.nn.sequences import Kept, Sequences
-from tessera.nn.spec import EncoderSpec, HeadSpec
+from tessera.nn.spec import EncoderSpec
 from tessera.nn.table import Table
-from tessera.nn.text import Embedded, Head, TextTower
-
-
-class ScoreHead(Head):
-    """A product with tanh, then the head; float32 whatever type the weights have."""
-
-    def __init__(self, spec: HeadSpec, hidden: int) -> None:
-        super().__init__(spec, hidden)
-        self.dense = nn.Linear(hidden, hidden)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        inner = linear(rows, self.dense.weight.float(), self.dense.bias.float())
-        return super().forward(inner.tanh())
+from tessera.nn.text import Embedded, TextTower
 
 
 class EncoderTower(TextTower):
     """Implements ``tessera.models.base.SplitTextModule``.
 
-    ``positions`` ``[2, tokens]`` has types behind, and with ``skips`` what pooling leaves out behind these.
+    ``positions`` has a row of places, one of types if there are types, and with ``skips`` one of what
+    pooling leaves out.
     """
 
     spec: EncoderSpec
@@ -39,9 +26,7 @@ class EncoderTower(TextTower):
         super().__init__(spec)
         hidden = spec.layer.hidden
         self.embed_positions = Table(spec.positions, hidden)
-        self.embed_types = Table(spec.types, hidden)
-        if spec.head is not None:
-            self.head = ScoreHead(spec.head, hidden)
+        self.embed_types = Table(spec.types, hidden) if spec.types else None
 
     def pooled(
         self,
@@ -54,12 +39,14 @@ class EncoderTower(TextTower):
         if not self.spec.skips:
             return super().pooled(embedded, positions, cu_seqlens, lengths)
         hidden = self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths))
-        return self.rows(hidden, Kept(cu_seqlens, positions[2]))
+        return self.rows(hidden, Kept(cu_seqlens, positions[-1]))
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``."""
-        places, types = positions[:2]
-        stream = Residual(embedded[0] + self.embed_positions(places) + self.embed_types(types))
+        rows = embedded[0] + self.embed_positions(positions[0])
+        if self.embed_types is not None:
+            rows = rows + self.embed_types(positions[1])
+        stream = Residual(rows)
         self.layers(stream, sequences, None)
         assert self.norm is not None
         return tensor(self.norm(stream))

@@ -156,13 +156,15 @@ class LayerSpec:
 class HeadSpec:
     """A linear map of pooled rows to ``width`` numbers in float32, divided by ``temperature``.
 
-    With ``contrast`` a number is the logit of one row of weights less that of another.
+    With ``contrast`` a number is the logit of one row of weights less that of another. With ``dense`` the
+    rows first go through a product as wide as they are, and tanh.
     """
 
     width: int
     bias: bool = False
     temperature: float = 1.0
     contrast: bool = False
+    dense: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ class TextSpec:
                 shapes["head.bias"] = (self.head.width,)
             if self.head.contrast:
                 shapes["head.against"] = (self.head.width, hidden)
+            if self.head.dense:
+                shapes |= linear_shapes("head.dense", hidden, hidden)
         return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
     def step_shapes(self) -> list[Shapes]:
@@ -249,13 +253,13 @@ _NO_ROPE: Final = RopeSpec(theta=1.0)
 class EncoderSpec(TextSpec):
     """A tower whose first rows are the sum of tokens, learned positions and token types.
 
-    ``positions`` and ``types`` count the rows of their tables; ``rope`` has no part. Before a ``head`` is a
-    product of the width of a row, with tanh behind it. With ``skips`` the positions have a row more: how many
-    of a sequence's first tokens pooling leaves out, the same at each of its tokens.
+    ``positions`` and ``types`` count the rows of their tables, 0 where there are no types; ``rope`` has no
+    part. With ``skips`` the positions have a row more: how many of a sequence's first tokens pooling leaves
+    out, the same at each of its tokens.
     """
 
     positions: int
-    types: int
+    types: int = 0
     skips: bool = False
     rope: RopeSpec = _NO_ROPE
 
@@ -264,7 +268,6 @@ class EncoderSpec(TextSpec):
         hidden = self.layer.hidden
         shapes = TextSpec.shapes(self, prefix)
         shapes[f"{prefix}embed_positions.weight"] = (self.positions, hidden)
-        shapes[f"{prefix}embed_types.weight"] = (self.types, hidden)
-        if self.head is not None:
-            shapes |= linear_shapes(f"{prefix}head.dense", hidden, hidden)
+        if self.types:
+            shapes[f"{prefix}embed_types.weight"] = (self.types, hidden)
         return shapes

@@ -29,8 +29,11 @@ class Head(nn.Linear):
         super().__init__(hidden, spec.width, bias=spec.bias)
         self.temperature = spec.temperature
         self.against = nn.Parameter(torch.empty(spec.width, hidden)) if spec.contrast else None
+        self.dense = nn.Linear(hidden, hidden) if spec.dense else None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.dense is not None:
+            rows = linear(rows, self.dense.weight.float(), self.dense.bias.float()).tanh()
         bias = None if self.bias is None else self.bias.float()
         weight = self.weight.float()
         # Exact where the weights have half precision, as no difference of two rounded logits is.

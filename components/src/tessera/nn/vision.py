@@ -7,9 +7,13 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
-from tessera.nn.forms.plain import Residual, activation_function
-from tessera.nn.layer import Block, Linear, norm
+from tessera.nn.forms.choice import fp8
+from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function
+from tessera.nn.layer import Block, LayerNorm, Linear, Mlp, Stack, norm
+from tessera.nn.spec import LayerSpec
+from tessera.nn.table import Table
 
 
 class PatchEmbedding(Block):
@@ -61,6 +65,102 @@ class PatchEmbedding(Block):
         # rearranged as bytes, a quarter of the traffic that float32 would cost
         patches = tiles.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
         return patches.reshape(n * grid * grid, -1)
+
+
+class TileEncoder(nn.Module):
+    """Patches of tiles of one size with learned positions, pre-norm layers, and a final norm if there is one.
+
+    Tiles are ``grid`` by ``grid`` patches of ``patch`` pixels.
+    """
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        layers: int,
+        *,
+        channels: int,
+        patch: int,
+        grid: int,
+        final_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.patches = PatchEmbedding(
+            channels=channels, area=patch**2, hidden=layer.hidden, bias=True, patch=patch
+        )
+        self.positions = Table(grid**2, layer.hidden)
+        self.layers = Stack(layer, layers)
+        self.post_layernorm = LayerNorm(layer.hidden, eps=layer.eps) if final_norm else None
+        self.form: Form = PLAIN
+
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        """Run in ``form``, with each channel's mean and deviation; call it when the weights are in place."""
+        self.patches.place_constants(mean, std, device)
+        self.form = form
+        self.layers.prepare(form, start=self.patches, final=self.post_layernorm)
+
+    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
+        """``[n, channels, size, size]`` to ``[n, patches, hidden]``."""
+        positions = self.positions.weight
+        stream = self.patches(tiles, positions.repeat(tiles.shape[0], 1))
+        self.layers(stream, self.form.equal(len(positions)), None)
+        if self.post_layernorm is None:
+            hidden: torch.Tensor = self.layers.output(stream, len(self.layers) - 1)
+        else:
+            hidden = self.post_layernorm(stream)
+        return hidden.view(-1, *positions.shape)
+
+
+class VisionVectors(nn.Module):
+    """Base of towers with a vector for each image; implements ``tessera.models.base.VisionModule``."""
+
+    form: Form = PLAIN
+
+    @property
+    def stack(self) -> Stack:
+        """The layers, whose products are those that can run in FP8."""
+        raise NotImplementedError
+
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> VisionVectors:
+        """Choose the form of the operations; call it when the weights are in place.
+
+        Pixels are normalised by each channel's mean and deviation.
+        """
+        raise NotImplementedError
+
+    def quantise(self, *, keep: int) -> None:
+        """Hold the layers' products in FP8, but for ``keep`` layers at each end and what follows them."""
+        self.stack.quantise(fp8(), keep=keep)
+
+
+class AttentionPool(nn.Module):
+    """A learned query that attends to all rows of an image, then an MLP behind a norm: SigLIP's head."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        self._heads = spec.heads
+        self.probe = nn.Parameter(torch.empty(1, spec.hidden))
+        self.in_proj = Linear(spec.hidden, 3 * spec.hidden, bias=True)
+        self.out_proj = Linear(spec.hidden, spec.hidden, bias=True)
+        self.norm = LayerNorm(spec.hidden, eps=spec.eps)
+        self.mlp = Mlp(spec)
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """``[n, rows, hidden]`` to ``[n, hidden]``; ``mask`` bool ``[n, rows]`` is true for what counts."""
+        images, hidden = len(rows), rows.shape[2]
+        weight, bias = self.in_proj.weight, self.in_proj.bias
+        assert bias is not None
+        query = linear(self.probe, weight[:hidden], bias[:hidden]).expand(images, 1, hidden)
+        key, value = linear(rows, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
+        query, key, value = (
+            each.reshape(images, -1, self._heads, hidden // self._heads).transpose(1, 2)
+            for each in (query, key, value)
+        )
+        allowed = None if mask is None else mask[:, None, None, :]
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+        pooled = self.out_proj(attended.transpose(1, 2).reshape(images, hidden))
+        stream = Residual(pooled.clone())
+        self.mlp(self.norm(stream), stream)
+        return stream.settled()
 
 
 def pixel_shuffle(features: torch.Tensor, factor: int, version: Literal["v1", "v2"]) -> torch.Tensor:

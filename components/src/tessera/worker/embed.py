@@ -18,7 +18,7 @@ from tessera import tracing, wire
 from tessera.batching import Batcher, Entry, Outcome
 from tessera.batching.engine_thread import Values
 from tessera.engine.base import TextEngine
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, pack, scaled
 from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
@@ -65,6 +65,7 @@ class EmbedService:
         self.model = model
         self.images = images
         self.items = ItemReader(model, images=images is not None, states=engine.gives_states)
+        self.images_give_output = model.vision is not None and model.vision.gives_output
         self.max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
         self.in_flight = 0
         self._info = info
@@ -233,7 +234,7 @@ class RequestInFlight:
         if self._images is None and service.images is not None:
             self._images = RequestImages(service.images, request, self._deadline)
         images = self._images
-        if request.rows == "vision":
+        if request.rows == "vision" or (item.images and service.images_give_output):
             work = self._vision(item)
         else:
             # Asked before the images cost anything, and not again when their rows are there.
@@ -391,11 +392,16 @@ class RequestInFlight:
         return Rows(np.full((1, 1), score, np.float32), np.arange(2), np.ones(1, np.float32))
 
     async def _vision(self, item: wire.Item) -> Embedded:
-        """Return the rows of an item's images, for a client that asks for no more."""
+        """Return the rows of an item's images, for a client that asks for no more, or as the output."""
         assert self._images is not None
         vision, cached, timings = await self._images.all(item.images)
-        values = await asyncio.to_thread(_host_rows, vision)
-        return Rows(values, np.array((0, len(values))), np.ones(len(values), np.float32)), cached, timings
+        if self._service.images_give_output and not any(rows.is_cuda for rows in vision):
+            # A row is converted sooner than a thread begins.
+            values = _host_rows(vision)
+        else:
+            values = await asyncio.to_thread(_host_rows, vision)
+        bounds = np.array((0, len(values)))
+        return scaled(values, bounds, unit_length=self._output.unit_length), cached, timings
 
 
 def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:

@@ -12,6 +12,7 @@ from tessera import tracing, wire
 from tessera.cache import BoundedLru
 from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
 from tessera.transport.outbox import Outbox
+from tessera.worker.embed import EmbedService
 from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
@@ -26,12 +27,23 @@ _SLOT_SHARE: Final = 0.8
 
 
 class EncodeService:
-    """Answers ``EncodeRequest``, ``Forget``, ``Describe`` and ``Inspect``; knows no tokens and no HTTP."""
+    """Answers ``EncodeRequest``, ``Forget``, ``Describe`` and ``Inspect``; knows no tokens and no HTTP.
+
+    ``vectors`` answers ``EmbedRequest`` by images, in a family whose vectors of images are their rows. It
+    closes the stage.
+    """
 
     def __init__(
-        self, stage: VisionStage, outbox: Outbox, metrics: WorkerMetrics, info: wire.WorkerInfo
+        self,
+        stage: VisionStage,
+        outbox: Outbox,
+        metrics: WorkerMetrics,
+        info: wire.WorkerInfo,
+        *,
+        vectors: EmbedService | None = None,
     ) -> None:
         self._stage = stage
+        self._vectors = vectors
         self._outbox = outbox
         self._metrics = metrics
         self._info = info
@@ -43,6 +55,8 @@ class EncodeService:
         self._shares = FrontendShares()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.EmbedRequest) and self._vectors is not None:
+            return await self._vectors.handle(request)
         if not isinstance(request, wire.EncodeRequest):
             return self._answer(request)
         try:
@@ -114,5 +128,5 @@ class EncodeService:
         return self._stage.running_seconds
 
     async def close(self) -> None:
-        await self._stage.close()
+        await (self._stage if self._vectors is None else self._vectors).close()
         self._outbox.close()

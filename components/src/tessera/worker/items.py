@@ -31,6 +31,8 @@ class ItemReader:
         # Looked up once: they are used for every text.
         self._vocab_size = model.vocab_size
         self._max_tokens = model.max_tokens
+        # No text engine looks up the placeholder of such an image.
+        self._gives_output = model.vision is not None and model.vision.gives_output
 
     def read(self, item: wire.Item, *, states: bool = False) -> PackedInput:
         """Return the text engine's input, without the rows of its images.
@@ -43,7 +45,7 @@ class ItemReader:
         tokens = unsigned.view(_INT32)
         # An id outside the table would read foreign memory on a GPU.
         # A negative one is a large one when it is read as unsigned.
-        if np.maximum.reduce(unsigned) >= self._vocab_size:
+        if np.maximum.reduce(unsigned) >= self._vocab_size and not (item.images and self._gives_output):
             raise InvalidInput(f"token ids must be in 0..{self._vocab_size - 1}", param=item.param)
         if len(tokens) > self._max_tokens:
             raise InvalidInput(
@@ -64,6 +66,10 @@ class ItemReader:
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
+        if self._gives_output and states:
+            raise InvalidInput("an image has no hidden states of tokens", param=item.param)
+        if self._gives_output and len(tokens) != 1:
+            raise InvalidInput("an image is an input of its own in this model", param=item.param)
         positions = self._model.positions(tokens, plans)
         return PackedInput(tokens=tokens, positions=positions, vision_index=index, states=states)
 

@@ -15,6 +15,7 @@ from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.engine.base import vision_of
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
+from tessera.engine.no_text import NoText
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import reserve_pinned
@@ -103,6 +104,7 @@ class Builder:
     async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
         settings = self.settings.stages.vision
         placement = place(settings)
+        await self._reserve_cache(model, placement)
         stage = await self._vision_stage(model, vision, settings, placement)
         outbox = Outbox(
             OutboxConfig(
@@ -117,21 +119,36 @@ class Builder:
         )
         self.metrics.watch_slab(outbox.slab.stats)
         self.metrics.watch_registrations(lambda: outbox.nixl_registrations)
-        return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
+        info = self._info(model, placement, outbox.infos())
+        vectors = None
+        if vision.gives_output:
+            source = LocalVision(stage, vision.row_width, placement, rounding(settings))
+            images = self._images(model, vision, source, info)
+            # An image is a token, and a unit.
+            vectors = EmbedService(model, NoText(), settings, images, self.metrics, info)
+        return EncodeService(stage, outbox, self.metrics, info, vectors=vectors)
+
+    def _images(
+        self, model: Model, vision: VisionSpec, source: VisionSource | None, info: wire.WorkerInfo
+    ) -> ImageRows:
+        cache = EmbeddingCache(self.settings.cache_bytes or 0)
+        return ImageRows(model, vision, cache, source, info.dtype, self.metrics)
+
+    async def _reserve_cache(self, model: Model, placement: Placement) -> None:
+        if placement.is_cuda and model.vision is not None and self.settings.cache_bytes:
+            nbytes = self.settings.cache_bytes
+            await _timed("page-locked the cache of vision rows", lambda: reserve_pinned(nbytes))
 
     async def _embed(self, model: Model) -> EmbedService:
         settings = self.settings.stages.text
         placement = place(settings)
-        if placement.is_cuda and model.vision is not None and self.settings.cache_bytes:
-            nbytes = self.settings.cache_bytes
-            await _timed("page-locked the cache of vision rows", lambda: reserve_pinned(nbytes))
+        await self._reserve_cache(model, placement)
         engine = await _timed("loaded the text engine", lambda: make_text_engine(model, settings, placement))
         await _timed("warmed the text engine", engine.warm)
         info, images = self._info(model, placement), None
         if (vision := model.vision) is not None:
             source = await self._vision_source(model, vision, placement, info)
-            cache = EmbeddingCache(self.settings.cache_bytes or 0)
-            images = ImageRows(model, vision, cache, source, info.dtype, self.metrics)
+            images = self._images(model, vision, source, info)
         return EmbedService(model, engine, settings, images, self.metrics, info, died=self.died)
 
     async def _vision_source(

@@ -95,12 +95,19 @@ def sized_at(given: WorkerSettings, model: Model, room: Room, part: int) -> Work
         batch = stages.text.max_batch_cost or min(TEXT_BATCH // part, queue)
         text = msgspec.structs.replace(stages.text, max_batch_cost=batch, max_queue_cost=queue)
         stages = msgspec.structs.replace(stages, text=text)
-        if cache_bytes is None:
-            cache_bytes = 0 if vision is None else share.cache_bytes() // part
+    if cache_bytes is None:
+        cache_bytes = share.cache_bytes() // part if caches(given, vision) else 0
     if vision is not None:
         transport = _transport(given, stages, vision, room, part)
         stages = msgspec.structs.replace(stages, transport=transport)
     return msgspec.structs.replace(given, stages=stages, cache_bytes=cache_bytes)
+
+
+def caches(settings: WorkerSettings, vision: VisionSpec | None) -> bool:
+    """Whether a worker keeps vision rows: of two kinds that which answers with them, or what they become."""
+    if vision is None:
+        return False
+    return settings.mode is not (Mode.EMBED if vision.gives_output else Mode.ENCODE)
 
 
 def _vision(given: EngineSettings, vision: VisionSpec, share: Share, part: int) -> EngineSettings:
@@ -151,8 +158,8 @@ def account_of(settings: WorkerSettings, model: Model, place: Place = place) -> 
         account.add("text weights", at.device, model.text_nbytes(at.dtype))
         batch = model.text_activation_nbytes(at.dtype, tokens)
         account.add(f"text batch of {tokens} tokens", at.device, _batches(at, batch))
-        if vision is not None:
-            account.add("cache of vision rows", "cpu", settings.cache_bytes or 0)
+    if caches(settings, vision):
+        account.add("cache of vision rows", "cpu", settings.cache_bytes or 0)
     if settings.mode is Mode.EMBED and settings.images and vision is not None:
         staging = reading(stages.transport, vision, at).staging_mb * MIB
         account.add("staging for NIXL", "cpu", staging)
@@ -191,7 +198,7 @@ def said(settings: WorkerSettings, given: WorkerSettings, model: Model, share: S
         found.append(f"text {_stage(stages.text, was.text, 'token')}")
     if mode is Mode.ENCODE:
         found.append(f"slab {_number(stages.transport.slab_mb, 'MiB', was.transport.slab_mb)}")
-    elif model.vision is not None:
+    if caches(settings, model.vision):
         cache = f"{(settings.cache_bytes or 0) / GIB:.1f} GiB"
         found.append(f"cache of vision rows {cache}{'' if given.cache_bytes is None else ' (given)'}")
     where = f"{share.cores} cores and {share.nbytes / GIB:.1f} GiB{beside}"

@@ -47,8 +47,12 @@ def _model(service: Service, model: ServedModel) -> dict[str, Any]:
     least = service.group.reach(model.settings.name, embed, encode)
     workers = dict(zip(_COMPONENTS, least, strict=True))
     # Aggregated workers encode for themselves; others need an encode worker for images.
-    images = model.model.vision is not None and any(
-        info.role == "agg" or (info.images and encode > 0) for info in model.workers.embed.ready.values()
+    vision = model.model.vision
+    images = vision is not None and (
+        (vision.gives_output and encode > 0)
+        or any(
+            info.role == "agg" or (info.images and encode > 0) for info in model.workers.embed.ready.values()
+        )
     )
     return {
         "status": "ready" if embed else "not ready",

@@ -45,7 +45,7 @@ class CrossEncoder(EncoderModel):
     def __init__(self, path: Path, options: PairOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
-        text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True))
+        text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True, dense=True))
         self._open(config, text, read_declared(path), options)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")

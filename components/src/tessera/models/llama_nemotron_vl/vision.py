@@ -7,41 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
+from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig
 from tessera.nn.forms.choice import form_for, fp8
-from tessera.nn.forms.plain import PLAIN, Form
-from tessera.nn.layer import LayerNorm, Stack
-from tessera.nn.table import Table
-from tessera.nn.vision import Merger, PatchEmbedding, pixel_shuffle
-
-
-class Encoder(nn.Module):
-    """The layers that the selected feature needs, and the final norm if it is the last hidden state."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.patches = PatchEmbedding(
-            channels=config.channels,
-            area=config.patch_size**2,
-            hidden=config.hidden,
-            bias=True,
-            patch=config.patch_size,
-        )
-        self.positions = Table(config.grid**2, config.hidden)
-        self.layers = Stack(config.layer, config.layers_used)
-        self.post_layernorm = LayerNorm(config.hidden, eps=config.eps) if config.final_norm else None
-        self.form: Form = PLAIN
-
-    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
-        """``[n, channels, size, size]`` to ``[n, patches, hidden]``."""
-        positions = self.positions.weight
-        stream = self.patches(tiles, positions.repeat(tiles.shape[0], 1))
-        self.layers(stream, self.form.equal(len(positions)), None)
-        if self.post_layernorm is None:
-            hidden: torch.Tensor = self.layers.output(stream, len(self.layers) - 1)
-        else:
-            hidden = self.post_layernorm(stream)
-        return hidden.view(-1, *positions.shape)
+from tessera.nn.forms.plain import Form
+from tessera.nn.vision import Merger, TileEncoder, pixel_shuffle
 
 
 class VisionTower(nn.Module):
@@ -50,16 +19,22 @@ class VisionTower(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self._config = config.projector
-        self.vision = Encoder(config.vision)
+        vision = config.vision
+        self.vision = TileEncoder(
+            vision.layer,
+            vision.layers_used,
+            channels=vision.channels,
+            patch=vision.patch_size,
+            grid=vision.grid,
+            final_norm=vision.final_norm,
+        )
         features, hidden = config.vision.hidden * config.projector.factor**2, config.text.layer.hidden
         self.projector = Merger(width=features, join=1, inner=hidden, out=hidden, eps=config.projector.eps)
 
     def prepare(self, image: ImageConfig, device: torch.device, form: Form | None = None) -> VisionTower:
         """Choose the form of the operations; call it once the weights are in place."""
-        encoder = self.vision
-        encoder.patches.place_constants(image.mean, image.std, device)
-        encoder.form = form_for(device, encoder.positions.weight.dtype) if form is None else form
-        encoder.layers.prepare(encoder.form, start=encoder.patches, final=encoder.post_layernorm)
+        chosen = form_for(device, self.vision.positions.weight.dtype) if form is None else form
+        self.vision.prepare(image.mean, image.std, device, chosen)
         return self.eval()
 
     def quantise(self, *, keep: int) -> None:

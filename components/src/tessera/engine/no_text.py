@@ -1,0 +1,28 @@
+"""The text engine of a worker that has none."""
+
+from __future__ import annotations
+
+from tessera.engine.batch import Cost, TextBatch, packed_cost
+from tessera.errors import EngineFailed
+from tessera.launched import Launched
+from tessera.rows import Rows
+
+
+class NoText:
+    """Implements ``TextEngine``: it loads nothing, and fails what it is given."""
+
+    cost: Cost = staticmethod(packed_cost)
+    depth = 1
+    gives_states = False
+
+    def warm(self) -> None:
+        """There is nothing to warm."""
+
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
+        """Raise ``EngineFailed``."""
+        raise EngineFailed("this worker encodes images alone; it has no text engine")
+
+    launch_states = launch
+
+    def close(self) -> None:
+        """There is nothing to close."""

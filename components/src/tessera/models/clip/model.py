@@ -1,0 +1,157 @@
+"""A checkpoint of CLIP as the rest of Tessera sees it; importing and opening need no torch.
+
+The prompt of a text: ``<|startoftext|>``, the text, ``<|endoftext|>``, whose state is pooled. Attention looks
+back alone, so that padding behind it would change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.weights import Shapes
+from tessera.errors import InvalidInput
+from tessera.models.base import Content, Family, Prompt, Truncate
+from tessera.models.options import NoOptions, OptionsFamily
+from tessera.models.prompts import Segment
+from tessera.models.tower import CONFIG_FILE
+from tessera.models.two_towers.config import (
+    Defaults,
+    VisionConfig,
+    check_channels,
+    read_layer,
+    read_sizes,
+    tower_section,
+)
+from tessera.models.two_towers.images import (
+    CLIP_MEAN,
+    CLIP_STD,
+    read_processing,
+    read_processor,
+    read_tiling,
+)
+from tessera.models.two_towers.model import TiledTowers
+from tessera.models.two_towers.tensors import stack_shapes
+from tessera.nn.spec import EncoderSpec, HeadSpec, linear_shapes, norm_shapes
+
+if TYPE_CHECKING:
+    from tessera.nn.vision import VisionVectors
+
+_DEFAULTS: Final = Defaults(
+    activation="quick_gelu",
+    eps=1e-5,
+    text={
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+    },
+    vision={
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+    },
+)
+_WIDTH: Final = 512
+
+
+class Clip(TiledTowers):
+    """Implements ``tessera.models.base.Model``."""
+
+    family = "clip"
+    revision = "clip 1"
+
+    def __init__(self, path: Path, options: NoOptions) -> None:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        config = Section.read(path / CONFIG_FILE)
+        text, processor = _text(config), read_processor(path)
+        size, vision = _vision(config)
+        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
+        processing = read_processing(processor, resample=3, mean=CLIP_MEAN, std=CLIP_STD)
+        super().__init__(path, text, vision, processing, tokenizer)
+        self.tiling = read_tiling(processor, size=size, patch=vision.patch_size, crops=True)
+        self._first = tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
+        self._last = tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        return [self._first, self.run(content), self._last]
+
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        """As the base. Token ids end with the first end token, where the reference pools them."""
+        made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
+        if not any(isinstance(part, tuple) for part in content.parts):
+            return made
+        ends = np.flatnonzero(made.tokens == self._last)
+        if not len(ends):
+            raise InvalidInput(
+                f"{param} has no end token {self._last}, whose state is the vector", param=param
+            )
+        return replace(made, tokens=made.tokens[: ends[0] + 1])
+
+    @property
+    def patches(self) -> int:
+        """The patches of a tile, and the class token."""
+        return super().patches + 1
+
+    def vision_shapes(self) -> Shapes:
+        vision = self.config
+        hidden, patch = vision.layer.hidden, vision.patch_size
+        return {
+            "vision.class_token": (hidden,),
+            "vision.patches.projection.weight": (hidden, vision.channels, patch, patch),
+            "vision.embed_positions.weight": (self.patches, hidden),
+            **norm_shapes("vision.pre_norm", hidden),
+            **stack_shapes(vision.layer, vision.layers),
+            **linear_shapes("vision.projection", hidden, vision.width, bias=False),
+        }
+
+    def vision_tower(self) -> VisionVectors:
+        from tessera.models.clip.vision import ClipVision
+
+        return ClipVision(self.config)
+
+
+def _text(config: Section) -> EncoderSpec:
+    section = tower_section(config, "text_config")
+    layer, layers = read_layer(section, _DEFAULTS.text, _DEFAULTS)
+    return EncoderSpec(
+        vocab_size=section.integer("vocab_size", 49_408),
+        layers=layers,
+        layer=replace(layer, causal=True),
+        pooling="last",
+        head=HeadSpec(width=config.integer("projection_dim", _WIDTH)),
+        positions=section.integer("max_position_embeddings", 77),
+    )
+
+
+def _vision(config: Section) -> tuple[int, VisionConfig]:
+    """Read the edge of a tile in pixels, and the tower."""
+    section = tower_section(config, "vision_config")
+    check_channels(section)
+    layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
+    size, patch = read_sizes(section, image_size=224, patch_size=32)
+    width = config.integer("projection_dim", _WIDTH)
+    return size, VisionConfig(layer=layer, layers=layers, patch_size=patch, grid=size // patch, width=width)
+
+
+FAMILY: Family = OptionsFamily(
+    name=Clip.family,
+    model_types=("clip",),
+    hub_models=(
+        "openai/clip-vit-base-patch32",
+        "openai/clip-vit-base-patch16",
+        "openai/clip-vit-large-patch14",
+        "openai/clip-vit-large-patch14-336",
+        "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    ),
+    options=NoOptions,
+    opened=Clip,
+    architectures=("CLIPModel",),
+)

@@ -1,0 +1,150 @@
+"""How an image file becomes the pixels of one tile, by ``preprocessor_config.json``; torch-free.
+
+An image is squashed to the tile, or resized by its shorter side and cut out of the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from tessera.checkpoint.section import Section, short
+from tessera.imaging import Picture
+from tessera.models.base import Empty, UInt8Array
+
+PROCESSOR_FILE: Final = "preprocessor_config.json"
+_NEWER_FILE: Final = "processor_config.json"
+
+Channels = tuple[float, float, float]
+
+CLIP_MEAN: Final[Channels] = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Final[Channels] = (0.26862954, 0.26130258, 0.27577711)
+HALF: Final[Channels] = (0.5, 0.5, 0.5)
+
+_RESAMPLES: Final = {2: Image.Resampling.BILINEAR, 3: Image.Resampling.BICUBIC}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processing:
+    """How pixels are resized, and how their bytes become numbers: mean and deviation of each channel."""
+
+    resample: Image.Resampling
+    mean: Channels
+    std: Channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How an image becomes a tile of ``size`` by ``size`` pixels, of which ``kept`` are whole patches.
+
+    ``shortest`` is what its shorter side is resized to before the tile is cut out of the middle; None: both
+    sides are resized to the tile's.
+    """
+
+    size: int
+    kept: int
+    shortest: int | None
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height after resizing, by the reference's arithmetic."""
+        if self.shortest is None:
+            return self.size, self.size
+        if width <= height:
+            return self.shortest, int(self.shortest * height / width)
+        return int(self.shortest * width / height), self.shortest
+
+    def cut(self, picture: Picture, processing: Processing, empty: Empty = np.empty) -> UInt8Array:
+        """Write a picture as uint8 ``[1, 3, kept, kept]``; thread-safe. Raises as ``Picture.write``."""
+        kept = self.kept
+        tiles: UInt8Array = empty((1, 3, kept, kept), np.uint8)
+        wide, high = self.resized(*picture.size)
+        left, upper = (wide - self.size) // 2, (high - self.size) // 2
+        part = None if (wide, high) == (kept, kept) else (left, upper, left + kept, upper + kept)
+        picture.write(tiles[0], (wide, high), resample=processing.resample, part=part)
+        return tiles
+
+
+def read_processor(directory: Path) -> Section:
+    """Read what the checkpoint says of its images, empty if it says nothing; raises ``CheckpointError``.
+
+    Newer tools write it into ``processor_config.json``.
+    """
+    older = directory / PROCESSOR_FILE
+    if not older.exists():
+        newer = Section.read(directory / _NEWER_FILE, optional=True)
+        if newer.has("image_processor"):
+            return newer.section("image_processor")
+    return Section.read(older, optional=True)
+
+
+def read_processing(processor: Section, *, resample: int, mean: Channels, std: Channels) -> Processing:
+    """Read what follows the choice of a size; defaults are given. Raises ``CheckpointError``."""
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        if not processor.flag(key, True):
+            raise processor.error(key, "is false, which is not supported")
+    if abs(processor.number("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+        raise processor.error("rescale_factor", "must be 1/255")
+    chosen = processor.integer("resample", resample, at_least=0)
+    if chosen not in _RESAMPLES:
+        raise processor.error("resample", f"must be 2 (bilinear) or 3 (bicubic), not {chosen}")
+    return Processing(
+        resample=_RESAMPLES[chosen],
+        mean=_channels(processor, "image_mean", mean),
+        std=_channels(processor, "image_std", std, positive=True),
+    )
+
+
+def read_tiling(processor: Section, *, size: int, patch: int, crops: bool) -> Tiling:
+    """Read how images become tiles of ``size`` pixels, cut into patches of ``patch``.
+
+    ``crops`` is what is done where no file says it.
+
+    Raises ``CheckpointError`` for tiles of another size.
+    """
+    kept, tile = size // patch * patch, {"height": size, "width": size}
+    resized = _size(processor, "size", {"shortest_edge": size} if crops else tile)
+    shortest = resized.get("shortest_edge")
+    if not processor.flag("do_center_crop", crops):
+        if resized != tile:
+            raise processor.error("size", f"must be {tile}, as the positions are, not {resized}")
+        return Tiling(size=size, kept=kept, shortest=None)
+    if (cropped := _size(processor, "crop_size", tile)) != tile:
+        raise processor.error("crop_size", f"must be {tile}, as the positions are, not {cropped}")
+    if resized == tile:
+        return Tiling(size=size, kept=kept, shortest=None)
+    if shortest is None or shortest < size:
+        raise processor.error("size", f"must be a shortest_edge of at least {size}, not {resized}")
+    return Tiling(size=size, kept=kept, shortest=shortest)
+
+
+def _size(processor: Section, key: str, default: dict[str, int]) -> dict[str, int]:
+    """Return a size by its names; a number is the shortest edge of ``size``, and both edges of a crop."""
+    value = processor.values.get(key)
+    if value is None:
+        return default
+    if type(value) is int:
+        found = {"shortest_edge": value} if key == "size" and "shortest_edge" in default else None
+        return found or {"height": value, "width": value}
+    if not isinstance(value, dict):
+        raise processor.error(key, f"must be a number or an object of numbers, not {short(value)}")
+    section = processor.section(key)
+    names = ("shortest_edge", "height", "width")
+    return {name: section.integer(name) for name in names if section.has(name)}
+
+
+def _channels(processor: Section, key: str, default: Channels, *, positive: bool = False) -> Channels:
+    values = processor.values.get(key)
+    if values is None:
+        return default
+    least = 1e-6 if positive else 0.0
+    if (
+        not isinstance(values, list)
+        or len(values) != 3
+        or not all(type(each) in (int, float) and least <= each < 1e6 for each in values)
+    ):
+        raise processor.error(key, f"must be three numbers, not {short(values)}")
+    return (float(values[0]), float(values[1]), float(values[2]))

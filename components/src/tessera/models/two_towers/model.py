@@ -1,0 +1,178 @@
+"""A checkpoint of two towers as the rest of Tessera sees it; importing and opening need no torch.
+
+An input is one text, or one image and nothing else. What the vision tower makes of an image is its vector.
+The placeholder in its prompt is no token of the vocabulary, and no text engine sees it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.tokenizer import PlainTokenizer
+from tessera.checkpoint.weights import Shapes
+from tessera.dtypes import FLOATS
+from tessera.errors import CheckpointError, ConfigError, InvalidInput
+from tessera.imaging import Picture
+from tessera.models.base import (
+    Content,
+    Empty,
+    ImagePlan,
+    Pixels,
+    Prompt,
+    Role,
+    Truncate,
+    VisionModule,
+    VisionSpec,
+)
+from tessera.models.declared import role_prompts
+from tessera.models.prompts import Run, texts_of
+from tessera.models.stages import StageModule
+from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
+from tessera.models.two_towers.config import VisionConfig
+from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
+from tessera.models.two_towers.tensors import find_tensors
+from tessera.nn.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from tessera.nn.vision import VisionVectors
+
+
+_ONE: Final = ImagePlan(units=1, rows=1)
+
+# What is a module of its own in some towers has no name in files.
+_ENCODER: Final = {
+    "encoder.patches": ("patches",),
+    "encoder.positions": ("embed_positions",),
+    "encoder.layers": ("layers",),
+    "encoder.post_layernorm": ("norm",),
+}
+
+
+class TwoTowers(TowerModel):
+    """Base of families of two towers; thread-safe once opened. An image is one unit and one row."""
+
+    files = (*TowerModel.files, PROCESSOR_FILE, "processor_config.json")
+
+    def __init__(
+        self,
+        path: Path,
+        text: EncoderSpec,
+        vision: VisionConfig,
+        processing: Processing,
+        tokenizer: PlainTokenizer,
+        options: msgspec.Struct | None = None,
+    ) -> None:
+        """Raises ``CheckpointError`` for towers whose vectors differ in width."""
+        super().__init__(path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset())
+        if self.text.width != vision.width:
+            raise CheckpointError(
+                f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
+                f" those of the vision tower {vision.width}"
+            )
+        self.config = vision
+        self.processing = processing
+        self.placeholder = text.vocab_size
+        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+
+    @property
+    @abstractmethod
+    def unit_shape(self) -> tuple[int, ...]:
+        """The shape of an image's pixels."""
+
+    @abstractmethod
+    def vision_shapes(self) -> Shapes:
+        """The vision tower's tensors, by ``vision.`` and their names there."""
+
+    @abstractmethod
+    def vision_tower(self) -> VisionVectors:
+        """Build the vision tower, which needs torch."""
+
+    @property
+    def patches(self) -> int:
+        """Rows that the vision tower's layers have for one image."""
+        return self.config.grid**2
+
+    @cached_property
+    def vision(self) -> VisionSpec:
+        return VisionSpec(
+            row_width=self.config.width,
+            unit_shape=self.unit_shape,
+            largest=_ONE,
+            independent_units=True,
+            gives_output=True,
+        )
+
+    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
+        return _ONE
+
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        if not content.images:
+            return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
+        # Ids that are the image's placeholder say nothing beside it.
+        said = [part for part in content.parts if part and not isinstance(part, ImagePlan)]
+        if content.instruction is not None or said not in ([], [(self.placeholder,)]):
+            raise InvalidInput(
+                f"{param} has an image and more; {self.family} embeds a text or an image, each on its own",
+                param=param,
+            )
+        if len(content.images) > 1:
+            raise InvalidInput(
+                f"{param} has {len(content.images)} images; {self.family} embeds each on its own", param=param
+            )
+        return Prompt(tokens=np.array([self.placeholder], np.int32), image_tokens=1)
+
+    def run(self, content: Content) -> Run:
+        """The texts behind the prompt of their role."""
+        return Run(content.prompt_of(self._prompts), "".join(texts_of(content)))
+
+    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
+        """Read the vision tower's tensors; raises ``CheckpointError``."""
+        import torch
+
+        from tessera.checkpoint.loading import fill, torch_dtype
+        from tessera.nn.loading import SOURCES
+
+        sources = {**SOURCES, **_ENCODER}
+        at = torch.device(device)
+        with torch.device("meta"):
+            tower = self.vision_tower()
+        fill(tower, self.tensors(), part="vision.", sources=sources, dtype=torch_dtype(dtype), device=at)
+        return tower.prepare(self.processing.mean, self.processing.std, at)
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The place of every tensor that is used; raises ``CheckpointError``."""
+        assert isinstance(self.text, EncoderSpec)
+        return find_tensors(self.path, self.text, self.vision_shapes())
+
+    def load_stage(
+        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
+    ) -> StageModule:
+        """Raises ``ConfigError``: nothing is compiled of towers with learned positions."""
+        raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
+
+    def vision_nbytes(self, dtype: str) -> int:
+        return nbytes(self.vision_shapes(), dtype)
+
+    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+        return self.config.activations(units * self.patches) * FLOATS[dtype].itemsize
+
+
+class TiledTowers(TwoTowers):
+    """Base of families whose images become one tile of fixed size."""
+
+    tiling: Tiling
+
+    @property
+    def unit_shape(self) -> tuple[int, ...]:
+        return self.config.channels, self.tiling.kept, self.tiling.kept
+
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        return Pixels(values=self.tiling.cut(picture, self.processing, empty), plan=_ONE)

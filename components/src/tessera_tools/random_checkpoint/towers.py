@@ -1,0 +1,414 @@
+"""Random checkpoints of two towers: CLIP, SigLIP and SigLIP 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from tokenizers import Regex, normalizers
+
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.models.tower import CONFIG_FILE
+from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, PROCESSOR_FILE
+from tessera_tools.random_checkpoint.pieces import ROBERTA, unigram
+from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.weights import RandomTensor
+
+_Shapes = dict[str, tuple[int, ...]]
+_SPLIT: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """The layers of one tower."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+
+    def config(self, activation: str, eps: float) -> dict[str, Any]:
+        """Its part of ``config.json``, without what is the tower's own."""
+        return {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.intermediate,
+            "hidden_act": activation,
+            "layer_norm_eps": eps,
+        }
+
+    def shapes(self, part: str) -> _Shapes:
+        """Its layers' tensors below ``part``."""
+        hidden, wide = self.hidden, self.intermediate
+        shapes: _Shapes = {}
+        for number in range(self.layers):
+            layer = f"{part}.encoder.layers.{number}"
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                shapes |= _product(f"{layer}.self_attn.{name}", hidden, hidden)
+            shapes |= _norm(f"{layer}.layer_norm1", hidden) | _norm(f"{layer}.layer_norm2", hidden)
+            shapes |= _product(f"{layer}.mlp.fc1", hidden, wide) | _product(f"{layer}.mlp.fc2", wide, hidden)
+        return shapes
+
+
+_SMALL: Final = Tower(hidden=64, layers=2, heads=2, intermediate=128)
+_WIDE: Final = Tower(hidden=96, layers=3, heads=2, intermediate=160)
+_BASE: Final = Tower(hidden=768, layers=12, heads=12, intermediate=3072)
+_LARGE: Final = Tower(hidden=1024, layers=24, heads=16, intermediate=4096)
+_SO400M: Final = Tower(hidden=1152, layers=27, heads=16, intermediate=4304)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowersSpec:
+    """What checkpoints of two towers have in common; ``width`` is that of the vectors."""
+
+    text: Tower = _SMALL
+    vision: Tower = _WIDE
+    width: int = 48
+    vocab_size: int = 1000
+    image_size: int = 64
+    patch_size: int = 16
+    activation: str = "gelu_pytorch_tanh"
+    shards: int = 1
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        """The JSON files by name."""
+        return {
+            CONFIG_FILE: {
+                "architectures": [self.architecture],
+                "model_type": self.model_type,
+                "torch_dtype": dtype,
+                **self.config(),
+            },
+            TOKENIZER_FILE: self.tokenizer(seed),
+            TOKENIZER_CONFIG_FILE: self.tokenizer_config(),
+            PROCESSOR_FILE: self.processor(),
+        }
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        """The tensors in the files' order."""
+        for name, shape in self.shapes().items():
+            mean, deviation = _distribution(name, shape)
+            yield RandomTensor(name=name, shape=shape, mean=mean, deviation=deviation)
+
+    def config(self) -> dict[str, Any]:
+        """``config.json`` without the names of the model."""
+        raise NotImplementedError
+
+    def tokenizer(self, seed: int) -> dict[str, Any]:
+        """``tokenizer.json``."""
+        raise NotImplementedError
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """``tokenizer_config.json``."""
+        raise NotImplementedError
+
+    def processor(self) -> dict[str, Any]:
+        """``preprocessor_config.json``."""
+        raise NotImplementedError
+
+    def shapes(self) -> _Shapes:
+        """Every stored tensor."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipSpec(TowersSpec):
+    """A checkpoint of CLIP; ``end`` is the end token of ``config.json``, None for the true one.
+
+    Files of the first years say 2 there.
+    """
+
+    activation: str = "quick_gelu"
+    end: int | None = None
+
+    model_type: ClassVar[str] = "clip"
+    architecture: ClassVar[str] = "CLIPModel"
+    marks: ClassVar[tuple[str, ...]] = ("<|startoftext|>", "<|endoftext|>")
+
+    def config(self) -> dict[str, Any]:
+        first = self.vocab_size - 2
+        return {
+            "projection_dim": self.width,
+            "logit_scale_init_value": 2.6592,
+            "text_config": {
+                "model_type": "clip_text_model",
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": 77,
+                "bos_token_id": first,
+                "eos_token_id": first + 1 if self.end is None else self.end,
+                "pad_token_id": 1,
+                "projection_dim": self.width,
+                **self.text.config(self.activation, 1e-5),
+            },
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "image_size": self.image_size,
+                "patch_size": self.patch_size,
+                "projection_dim": self.width,
+                **self.vision.config(self.activation, 1e-5),
+            },
+        }
+
+    def tokenizer(self, seed: int) -> dict[str, Any]:
+        first, last = self.marks
+        steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+        size = self.vocab_size - len(self.marks)
+        written = byte_level_bpe(
+            size=size,
+            split=_SPLIT,
+            control=self.marks,
+            seed=seed,
+            normalizer=normalizers.Sequence(steps),
+        )
+        written["post_processor"] = {
+            "type": "RobertaProcessing",
+            "sep": [last, size + 1],
+            "cls": [first, size],
+            "trim_offsets": False,
+            "add_prefix_space": False,
+        }
+        return written
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        first, last = self.marks
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": first,
+            "eos_token": last,
+            "pad_token": last,
+            "unk_token": last,
+            "model_max_length": 77,
+        }
+
+    def processor(self) -> dict[str, Any]:
+        return {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_resize": True,
+            "size": {"shortest_edge": self.image_size},
+            "do_center_crop": True,
+            "crop_size": {"height": self.image_size, "width": self.image_size},
+            "resample": 3,
+            "do_convert_rgb": True,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(CLIP_MEAN),
+            "image_std": list(CLIP_STD),
+        }
+
+    def shapes(self) -> _Shapes:
+        text, vision = self.text.hidden, self.vision.hidden
+        patches = (self.image_size // self.patch_size) ** 2
+        return {
+            "logit_scale": (),
+            "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
+            "text_model.embeddings.position_embedding.weight": (77, text),
+            **self.text.shapes("text_model"),
+            **_norm("text_model.final_layer_norm", text),
+            "vision_model.embeddings.class_embedding": (vision,),
+            "vision_model.embeddings.patch_embedding.weight": (vision, 3, self.patch_size, self.patch_size),
+            "vision_model.embeddings.position_embedding.weight": (patches + 1, vision),
+            **_norm("vision_model.pre_layrnorm", vision),
+            **self.vision.shapes("vision_model"),
+            **_norm("vision_model.post_layernorm", vision),
+            "visual_projection.weight": (self.width, vision),
+            "text_projection.weight": (self.width, text),
+        }
+
+
+def _product(name: str, inner: int, columns: int) -> _Shapes:
+    return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
+
+
+def _norm(name: str, width: int) -> _Shapes:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and deviation that show a mistake: norms and biases are far from trivial."""
+    if "norm" in name:
+        return (1.0, 0.2) if name.endswith("weight") else (0.0, 0.2)
+    if name.endswith("bias") or name.startswith("logit"):
+        return 0.0, 0.2
+    if "patch_embedding" in name:
+        return 0.0, 1.0 / math.sqrt(math.prod(shape[1:]))
+    if "embedding" in name or name.endswith("probe"):
+        return 0.0, 0.5
+    gain = 2.0 if ".q_proj." in name or ".k_proj." in name else 1.0
+    return 0.0, gain / math.sqrt(shape[1])
+
+
+CLIP_TINY: Final = ClipSpec()
+CLIP_FULL: Final = ClipSpec(
+    text=_BASE,
+    vision=_LARGE,
+    width=768,
+    vocab_size=49_408,
+    image_size=224,
+    patch_size=14,
+)
+CLIP_SIZES: Final = Sizes(tiny=CLIP_TINY, full=CLIP_FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiglipSpec(TowersSpec):
+    """A checkpoint of SigLIP; with ``bytes_vocabulary`` one of SigLIP 2, whose vocabulary is Gemma's.
+
+    Vectors are as wide as the vision tower's rows.
+    """
+
+    width: int = 96
+    bytes_vocabulary: bool = False
+    resample: int = 3
+
+    model_type: ClassVar[str] = "siglip"
+    architecture: ClassVar[str] = "SiglipModel"
+    marks: ClassVar[tuple[str, ...]] = ("<pad>", "<eos>", "<bos>", "<unk>")
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "text_config": {
+                "model_type": f"{self.model_type}_text_model",
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": 64,
+                "projection_size": self.width,
+                **self.text.config(self.activation, 1e-6),
+            },
+            "vision_config": {
+                "model_type": f"{self.model_type}_vision_model",
+                "patch_size": self.patch_size,
+                **self.positions(),
+                **self.vision.config(self.activation, 1e-6),
+            },
+        }
+
+    def positions(self) -> dict[str, Any]:
+        """What ``config.json`` says of the positions of patches."""
+        return {"image_size": self.image_size}
+
+    def tokenizer(self, seed: int) -> dict[str, Any]:
+        if not self.bytes_vocabulary:
+            return unigram(self.vocab_size)
+        size = self.vocab_size - len(self.marks)
+        written = byte_level_bpe(size=size, split=_SPLIT, control=self.marks, seed=seed)
+        end = self.marks[1]
+        written["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {end: {"id": end, "ids": [size + 1], "tokens": [end]}},
+        }
+        return written
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        pad, end = self.marks[:2] if self.bytes_vocabulary else (ROBERTA[1], ROBERTA[2])
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": end,
+            "pad_token": pad,
+            "model_max_length": 64,
+        }
+
+    def processor(self) -> dict[str, Any]:
+        return {
+            "image_processor_type": "SiglipImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.image_size, "width": self.image_size},
+            "resample": self.resample,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(HALF),
+            "image_std": list(HALF),
+        }
+
+    def shapes(self) -> _Shapes:
+        text, vision = self.text.hidden, self.vision.hidden
+        side = self.image_size // self.patch_size
+        return {
+            "logit_scale": (1,),
+            "logit_bias": (1,),
+            "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
+            "text_model.embeddings.position_embedding.weight": (64, text),
+            **self.text.shapes("text_model"),
+            **_norm("text_model.final_layer_norm", text),
+            **_product("text_model.head", text, self.width),
+            "vision_model.embeddings.patch_embedding.weight": self.patch_shape(),
+            "vision_model.embeddings.patch_embedding.bias": (vision,),
+            "vision_model.embeddings.position_embedding.weight": (side**2, vision),
+            **self.vision.shapes("vision_model"),
+            **_norm("vision_model.post_layernorm", vision),
+            "vision_model.head.probe": (1, 1, vision),
+            "vision_model.head.attention.in_proj_weight": (3 * vision, vision),
+            "vision_model.head.attention.in_proj_bias": (3 * vision,),
+            **_product("vision_model.head.attention.out_proj", vision, vision),
+            **_norm("vision_model.head.layernorm", vision),
+            **_product("vision_model.head.mlp.fc1", vision, self.vision.intermediate),
+            **_product("vision_model.head.mlp.fc2", self.vision.intermediate, vision),
+        }
+
+    def patch_shape(self) -> tuple[int, ...]:
+        """The shape of the product that patches go through."""
+        return (self.vision.hidden, 3, self.patch_size, self.patch_size)
+
+
+SIGLIP_TINY: Final = SiglipSpec()
+SIGLIP_FULL: Final = SiglipSpec(
+    text=_SO400M,
+    vision=_SO400M,
+    width=1152,
+    vocab_size=256_000,
+    image_size=384,
+    patch_size=14,
+    resample=2,
+    bytes_vocabulary=True,
+)
+SIGLIP_SIZES: Final = Sizes(tiny=SIGLIP_TINY, full=SIGLIP_FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Siglip2Spec(SiglipSpec):
+    """A checkpoint of SigLIP 2 NaFlex; ``image_size`` is that of the square with learned positions."""
+
+    bytes_vocabulary: bool = True
+    resample: int = 2
+    most_patches: int = 24
+
+    model_type: ClassVar[str] = "siglip2"
+    architecture: ClassVar[str] = "Siglip2Model"
+
+    def positions(self) -> dict[str, Any]:
+        return {"num_patches": (self.image_size // self.patch_size) ** 2}
+
+    def processor(self) -> dict[str, Any]:
+        inherited = super(Siglip2Spec, self).processor()
+        del inherited["size"]
+        return {
+            **inherited,
+            "image_processor_type": "Siglip2ImageProcessor",
+            "patch_size": self.patch_size,
+            "max_num_patches": self.most_patches,
+        }
+
+    def patch_shape(self) -> tuple[int, ...]:
+        return (self.vision.hidden, 3 * self.patch_size**2)
+
+
+SIGLIP2_TINY: Final = Siglip2Spec()
+SIGLIP2_FULL: Final = Siglip2Spec(
+    text=_SO400M,
+    vision=_SO400M,
+    width=1152,
+    vocab_size=256_000,
+    image_size=256,
+    most_patches=256,
+)
+SIGLIP2_SIZES: Final = Sizes(tiny=SIGLIP2_TINY, full=SIGLIP2_FULL)

@@ -1,0 +1,86 @@
+"""Vectors of both towers against transformers' own, and the pixels that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.imaging import Picture
+from tessera.models import open_model
+from tessera.models.base import Model, OutputKind
+from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
+from tests.models.conftest import WriteCheckpoint
+from tests.models.running import batch_of, cosines, vectors
+from tests.models.two_towers.cases import CASES, IMAGES
+from tests.references.families import reference_of
+from tests.references.towers import TowersReference
+
+BARS = {"float32": 0.99999, "bfloat16": 0.998}
+CONFIGURATIONS: dict[str, TowersSpec] = {
+    "clip": CLIP_TINY,
+    "clip, older end token, gelu, shards": replace(
+        CLIP_TINY, end=2, activation="gelu", width=80, patch_size=32, image_size=96, shards=2
+    ),
+    "siglip": SIGLIP_TINY,
+    "siglip 2, patches that leave pixels over": replace(
+        SIGLIP_TINY, bytes_vocabulary=True, image_size=100, patch_size=14, resample=2
+    ),
+    "siglip2": SIGLIP2_TINY,
+    "siglip2, many patches": replace(SIGLIP2_TINY, image_size=256, most_patches=100),
+}
+
+Record = Callable[[str, Any], None]
+
+
+def reference(path: Path) -> TowersReference:
+    found = reference_of(path)
+    assert isinstance(found, TowersReference)
+    return found
+
+
+def computed(model: Model, dtype: str = "float32") -> np.ndarray:
+    vision, text = (load(dtype=dtype, device="cpu") for load in (model.load_vision, model.load_text))
+    return vectors(model, text, batch_of(model, vision, CASES))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -> None:
+    path = written(CONFIGURATIONS[name])
+    model, wanted = open_model(path), reference(path)
+    assert (model.output.kind, model.output.width) == (OutputKind.VECTOR, CONFIGURATIONS[name].width)
+    expected = np.stack([wanted.answer(given) for given in CASES])
+    for dtype, bar in BARS.items():
+        cosine = cosines(computed(model, dtype), expected).min()
+        line = f"{name:40}{dtype:10}worst cosine {cosine:.7f} of {len(CASES)}"
+        record_property("parity of two towers with transformers in float32", line)
+        assert cosine >= bar, line
+    # Neither texts nor images are alike: a vector of nothing would pass otherwise.
+    assert (np.triu(expected @ expected.T, 1) < 0.9999).all()
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("image", IMAGES)
+def test_pixels(name: str, image: str, written: WriteCheckpoint) -> None:
+    path = written(CONFIGURATIONS[name])
+    model, wanted = open_model(path), reference(path).pixels(IMAGES[image])
+    found = model.preprocess(Picture(IMAGES[image], param="x")).values[0]
+    values = wanted["pixel_values"][0].numpy()
+    if "spatial_shapes" in wanted:
+        rows, columns = wanted["spatial_shapes"][0].tolist()
+        assert model.preprocess(Picture(IMAGES[image], param="x")).plan.grid == (1, rows, columns)
+        patches = values.reshape(len(values), *found.shape[2:], found.shape[1]).transpose(0, 3, 1, 2)
+        assert np.array_equal(found[: rows * columns], levels(patches, model)[: rows * columns])
+        return
+    # What is left beyond whole patches no product sees.
+    assert np.array_equal(found, levels(values, model)[:, : found.shape[1], : found.shape[2]])
+
+
+def levels(values: np.ndarray, model: Any) -> np.ndarray:
+    """Return normalised pixels ``[..., 3, height, width]`` as the bytes that they were."""
+    mean, std = (np.array(each)[:, None, None] for each in (model.processing.mean, model.processing.std))
+    return np.rint((values * std + mean) * 255).astype(np.uint8)
