@@ -1,4 +1,4 @@
-"""A warm-up and a small batch keep to one thread on the CPU, a larger batch has all, and so has what follows."""
+"""A warm-up and a small batch keep to one thread on the CPU; a larger one has all."""
 
 from __future__ import annotations
 

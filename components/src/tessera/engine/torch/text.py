@@ -121,8 +121,8 @@ class TorchTextEngine:
 
     def _alone(self, batch: TextBatch, compute: TextModule) -> npt.NDArray[np.float32]:
         """Run the batch on the calling thread, a small one without torch's others."""
-        # Both numbers are set, whatever the thread had: one that first needs torch while another thread runs a
-        # small batch is given one, too. Setting both takes 0.3 us.
+        # Both numbers are set, whatever the thread had: one that first needs torch while another thread runs
+        # a small batch is given one, too. Setting both takes 0.3 us.
         torch.set_num_threads(1 if len(batch.input_ids) < self._fewest_rows else self._threads)
         try:
             return self._computed(batch, compute)
