@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from benchmarks.checkpoint import made_checkpoint
+from benchmarks.checkpoint import add_vocabulary, made_checkpoint
 from benchmarks.proc import below
 from tessera.machine import cards
 from tessera_tools.table import table
@@ -176,7 +176,9 @@ def _checkpoint(family: str, options: argparse.Namespace) -> Path:
     if not path.exists():
         scratch = path.with_suffix(".part")
         shutil.rmtree(scratch, ignore_errors=True)
-        wanted = argparse.Namespace(model_path=None, family=family, size=options.size)
+        wanted = argparse.Namespace(
+            model_path=None, family=family, size=options.size, vocabulary=options.vocabulary
+        )
         made_checkpoint(wanted, scratch).rename(path)
         scratch.rmdir()
     return path
@@ -219,6 +221,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--limit", type=float, default=7200.0, help="seconds; what would take longer is not begun"
     )
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random checkpoints")
+    add_vocabulary(parser)
     parser.add_argument(
         "--vllm", type=Path, metavar="SITE", help="packages of vLLM, without which some are left out"
     )

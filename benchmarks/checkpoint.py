@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from tessera.models import Model
+from tessera_tools.random_checkpoint.checkpoint import AUTO
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
+
+_PACKAGES: Final = Path(__file__).parent.parent / ".cache" / "vocabularies"
+MADE_UP: Final = "made-up"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +19,23 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--family", default="llama_nemotron_vl", help="of the random one")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
+    add_vocabulary(parser)
+
+
+def add_vocabulary(parser: argparse.ArgumentParser) -> None:
+    """Which vocabulary the random one has."""
+    parser.add_argument(
+        "--vocabulary",
+        default=usual_vocabulary(),
+        metavar="DIR|auto|made-up",
+        help="of the random one at full size: a published one, which DIR's packages carry (scripts/clients "
+        "vocabularies); auto: if this environment has it; by default what that script made, or auto",
+    )
+
+
+def usual_vocabulary() -> str:
+    """Where ``scripts/clients vocabularies`` puts them, if it has, else wherever Python imports from."""
+    return str(_PACKAGES) if _PACKAGES.exists() else AUTO
 
 
 def made_checkpoint(options: argparse.Namespace, folder: Path) -> Path:
@@ -22,9 +44,10 @@ def made_checkpoint(options: argparse.Namespace, folder: Path) -> Path:
         return Path(options.model_path)
     path = folder / "model"
     dtype = "bfloat16" if options.size == "full" else "float32"
-    make_checkpoint(
-        ["--out", str(path), "--family", options.family, "--size", options.size, "--dtype", dtype]
-    )
+    command = ["--out", str(path), "--family", options.family, "--size", options.size, "--dtype", dtype]
+    if options.size == "full" and options.vocabulary != MADE_UP:
+        command += ["--vocabulary", options.vocabulary]
+    make_checkpoint(command)
     return path
 
 

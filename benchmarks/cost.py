@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import cpu, usage
+from benchmarks.checkpoint import add_vocabulary
 from benchmarks.free_family import DESCRIBED, installed
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
@@ -222,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     services: dict[str, Costs] = {}
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(installed())
+        checkpoint = stack.enter_context(installed(options.vocabulary))
         load = Load(
             words=CheckpointWords(checkpoint),
             model_name=NAME,
@@ -264,6 +265,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     turns = parser.add_mutually_exclusive_group()
     turns.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
     turns.add_argument("--beside", type=int, default=0, metavar="N", help="models that nobody asks")
+    add_vocabulary(parser)
     parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument("--frontends", type=int, default=1)

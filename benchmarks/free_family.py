@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.checkpoint import MADE_UP
 from tessera.models import Model, open_model
 from tessera.models.base import Feature
+from tessera_tools.random_checkpoint.checkpoint import AUTO
 from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL
+from tessera_tools.random_checkpoint.vocabulary import with_published
 
 MODEL_TYPE: Final = "benchmark_free"
 _ROOT = Path(__file__).parent.parent
@@ -84,9 +87,10 @@ FAMILY = FreeFamily()
 
 
 @contextmanager
-def installed() -> Iterator[Path]:
+def installed(vocabulary: str | None = None) -> Iterator[Path]:
     """A checkpoint of the family, which is installed for this process and those it starts.
 
+    ``vocabulary`` is that of ``benchmarks.checkpoint``; None: one that is made up.
     Their threads have the names that Python gives them, cut to 15 bytes, as the system's names too.
     """
     before = os.environ.get("PYTHONPATH")
@@ -105,7 +109,10 @@ def installed() -> Iterator[Path]:
         described = checkpoint / DESCRIBED
         described.mkdir(parents=True)
         (checkpoint / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE}))
-        for name, values in FULL.files("bfloat16", 0).items():
+        files: Mapping[str, Any] = FULL.files("bfloat16", 0)
+        if vocabulary is not None and vocabulary != MADE_UP:
+            files, _ = with_published(files, None if vocabulary == AUTO else Path(vocabulary))
+        for name, values in files.items():
             (described / name).write_text(json.dumps(values))
         added = [str(site), str(_ROOT)]
         os.environ["PYTHONPATH"] = os.pathsep.join(added + ([before] if before else []))

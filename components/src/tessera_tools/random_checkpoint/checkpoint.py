@@ -19,6 +19,7 @@ from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
 from tessera.siblings import siblings
 from tessera_tools.random_checkpoint.spec import Sizes, Spec
+from tessera_tools.random_checkpoint.vocabulary import with_published
 from tessera_tools.random_checkpoint.weights import write_weights
 
 _CONFIG: Final = "config.json"
@@ -30,18 +31,30 @@ def families() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in siblings(_GROUP)}
 
 
-def write_checkpoint(path: Path, spec: Spec, *, seed: int = 0, dtype: str = "float32") -> None:
+AUTO: Final = "auto"
+"""As ``vocabulary``: the published one where it is found, else one that is made up."""
+
+
+def write_checkpoint(
+    path: Path, spec: Spec, *, seed: int = 0, dtype: str = "float32", vocabulary: str | None = None
+) -> str:
     """Write a checkpoint directory at ``path``; equal arguments give equal bytes.
 
-    The directory appears under its name only when it is complete. Raises ``ConfigError`` when something
-    is there already; if another process completes the same path first, its directory stays.
+    ``vocabulary`` is where packages with the published ones are, ``AUTO``, or None for one that is made up.
+    Returns the name of the published one, which is empty for one that is made up. The directory appears under
+    its name only when it is complete. Raises ``ConfigError`` when something is there already, or where there
+    is no vocabulary; if another process completes the same path first, its directory stays.
     """
+    files, named = spec.files(dtype, seed), ""
+    if vocabulary is not None:
+        files, named = with_published(files, None if vocabulary == AUTO else Path(vocabulary))
     with atomic_directory(path, first_wins=True) as partial:
-        for name, content in spec.files(dtype, seed).items():
+        for name, content in files.items():
             # The mark is for the try-it page, which must not pass off noise as search results.
             marked: Any = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
             _write_json(partial / name, marked)
         write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
+    return named
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -67,17 +80,26 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint
         choices=tuple(FLOATS),
         help="default: float32 for tiny, bfloat16 for full",
     )
+    parser.add_argument(
+        "--vocabulary",
+        metavar="DIR|auto",
+        help="the published one in place of one that is made up, for --size full: an environment with the "
+        "package that carries it, or auto: this one, if it has it",
+    )
     options = parser.parse_args(arguments)
     dtype = options.dtype or ("bfloat16" if options.size == "full" else "float32")
     started = time.monotonic()
     try:
         sizes: Sizes = known[options.family].load()
         spec = sizes.full if options.size == "full" else sizes.tiny
-        write_checkpoint(options.out, spec, seed=options.seed, dtype=dtype)
+        named = write_checkpoint(
+            options.out, spec, seed=options.seed, dtype=dtype, vocabulary=options.vocabulary
+        )
     except (TesseraError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         raise SystemExit(1) from error
-    print(f"{options.out}: {options.size} {dtype} checkpoint, {time.monotonic() - started:.1f} s")
+    words = f", {named}'s vocabulary" if named else ", made-up vocabulary"
+    print(f"{options.out}: {options.size} {dtype} checkpoint{words}, {time.monotonic() - started:.1f} s")
 
 
 if __name__ == "__main__":

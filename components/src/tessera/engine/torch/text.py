@@ -9,8 +9,9 @@ import torch
 from tessera.engine.batch import Cost, TextBatch, output_rows, packed_cost, split, zeros
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
-from tessera.engine.process import one_thread, tune_interpreter
+from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
+from tessera.engine.threads import fewest_rows, one_thread
 from tessera.engine.torch.cuda import CudaText, graph_cost
 from tessera.engine.torch.quantization import loaded
 from tessera.errors import EngineFailed
@@ -39,6 +40,7 @@ class TorchTextEngine:
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
         self._cuda: CudaText | None = None
+        self._threads, self._fewest_rows = torch.get_num_threads(), fewest_rows(self._module)
         self._lanes: Lanes | None = None
         if not placement.is_cuda and self._divisible and (lanes := Lanes()).count > 1:
             self._lanes = lanes
@@ -64,7 +66,7 @@ class TorchTextEngine:
     def warm(self) -> None:
         if self._cuda is None:
             with one_thread():
-                self.launch(self._zeros(8, 8)).result()
+                self._computed(self._zeros(8, 8))
             tune_interpreter()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
@@ -83,7 +85,7 @@ class TorchTextEngine:
             return self._cuda.launch(batch)
         in_lanes = None if self._lanes is None else self._in_lanes(batch, self._lanes)
         return in_lanes or Launched.later(
-            lambda: output_rows(self._computed(batch), batch, self._model.output)
+            lambda: output_rows(self._alone(batch, self._module), batch, self._model.output)
         )
 
     @property
@@ -96,7 +98,7 @@ class TorchTextEngine:
             raise EngineFailed("this engine gives no hidden states")
         if self._cuda is not None:
             return self._cuda.launch_states(batch, module, output)
-        return Launched.later(lambda: output_rows(self._computed(batch, module.states), batch, output))
+        return Launched.later(lambda: output_rows(self._alone(batch, module.states), batch, output))
 
     def _in_lanes(self, batch: TextBatch, lanes: Lanes) -> Launched[Rows] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
@@ -116,6 +118,16 @@ class TorchTextEngine:
         """Return how many pieces: the same number for each lane, unless they would be too small."""
         most = min(_PIECES * lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
         return max(1, most - most % lanes.count if most > lanes.count else most)
+
+    def _alone(self, batch: TextBatch, compute: TextModule) -> npt.NDArray[np.float32]:
+        """Run the batch on the calling thread, a small one without torch's others."""
+        # Both numbers are set, whatever the thread had: one that first needs torch while another thread runs
+        # a small batch is given one, too. Setting both takes 0.3 us.
+        torch.set_num_threads(1 if len(batch.input_ids) < self._fewest_rows else self._threads)
+        try:
+            return self._computed(batch, compute)
+        finally:
+            torch.set_num_threads(self._threads)
 
     def _computed(self, batch: TextBatch, compute: TextModule | None = None) -> npt.NDArray[np.float32]:
         with torch.inference_mode():

@@ -11,8 +11,9 @@ from tessera.engine.base import vision_of
 from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, split_images
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
-from tessera.engine.process import one_thread, tune_interpreter
+from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
+from tessera.engine.threads import one_thread
 from tessera.engine.torch.cuda import CudaVision, graph_cost
 from tessera.engine.torch.quantization import loaded
 from tessera.launched import Launched
