@@ -157,6 +157,9 @@ print(own["DYN_TCP_RPC_HOST"], own["DYN_TCP_RESPONSE_STREAM_HOST"], interfaces)
         ("http://198.18.77.9:2379", "198.18.77.1", "second"),
         ("http://no-such-host.invalid,198.18.76.9:2379", "198.18.76.1", "first"),
         # The way to etcd on the same host is loopback, where nobody else would find it.
+        ("http://[::1]:2379", "198.18.76.1", "first"),
+        # A container that was cut off.
+        ("http://no-such-host.invalid", "", ""),
         ("http://127.0.0.1:2379", "198.18.76.1", "first"),
     ],
 )
@@ -172,7 +175,10 @@ def test_a_role_is_reached_on_the_network_of_etcd(
         text=True,
         check=False,
     )
-    assert ran.stdout.split() == [address, address, interface], ran.stderr
+    if not address:
+        assert f"ETCD_ENDPOINTS={endpoints}: no way leads there from this host" in ran.stderr
+    else:
+        assert ran.stdout.split() == [address, address, interface], ran.stderr
 
 
 def test_processes_of_a_host_have_no_port_that_is_for_one() -> None:

@@ -134,22 +134,35 @@ def command(
 
 
 def _address_towards_etcd(settings: RoleSettings, environment: Mapping[str, str]) -> str:
-    """The IPv4 address from which this host reaches etcd, where the others are; "" without one.
+    """The IPv4 address from which this host reaches etcd, where the others are; "" for one that is here.
 
-    Of a container on several networks the first interface may be one that no other process is on.
+    Of a container on several networks the first interface may be one that no other process is on. Raises
+    ``SettingError`` where no way leads there: cut off, it would announce such an address for good.
     """
     if settings.dyn_discovery_backend != "etcd":
         return ""
+    routed = False
     for host, port in etcd.servers(environment):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                # Sends nothing: the system only chooses the way.
-                probe.connect((host, port))
-            except OSError:
-                continue
-            address: str = probe.getsockname()[0]
-        if not address.startswith("127."):
-            return address
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except OSError:
+            continue
+        for family, kind, _, _, to in found:
+            with socket.socket(family, kind) as probe:
+                try:
+                    # Sends nothing: the system only chooses the way.
+                    probe.connect(to)
+                except OSError:
+                    continue
+                routed = True
+                address: str = probe.getsockname()[0]
+            if family == socket.AF_INET and not address.startswith("127."):
+                return address
+    if not routed:
+        raise SettingError(
+            f"ETCD_ENDPOINTS={environment.get('ETCD_ENDPOINTS', '')}: no way leads there from this host; "
+            "TESSERA_HOST_ADDRESS says where the other processes reach this one"
+        )
     return ""
 
 
