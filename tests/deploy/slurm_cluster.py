@@ -1,4 +1,4 @@
-"""A Slurm cluster of this machine: its controller, and nodes that are network namespaces behind one bridge."""
+"""A Slurm cluster on one machine: a controller, and network namespaces behind one bridge for nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import run_script
+from tests.deploy.processes import run_script
 from tests.proc import command_line
 
 # Addresses for tests of other networks (RFC 2544), which no real host should have.
@@ -134,7 +134,9 @@ def _ip(*words: str) -> None:
 def _network(mark: str) -> Iterator[dict[str, tuple[str, str]]]:
     """Namespaces with an address each, behind one bridge."""
     bridge = f"tsb{mark}"
-    nodes = {f"n{number}": (f"{NETWORK}.{number}", f"tessera-{mark}-{number}") for number in range(1, COUNT + 1)}
+    nodes = {
+        f"n{number}": (f"{NETWORK}.{number}", f"tessera-{mark}-{number}") for number in range(1, COUNT + 1)
+    }
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("address", "add", f"{NETWORK}.254/24", "dev", bridge)
@@ -192,7 +194,8 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         nodes = stack.enter_context(_network(f"{os.getpid() % 100_000}"))
         cores = len(os.sched_getaffinity(0))
         lines = [
-            f"NodeName={node} NodeHostname={node} NodeAddr={address} Port=1700{address[-1]} CPUs={cores} RealMemory=4000"
+            f"NodeName={node} NodeHostname={node} NodeAddr={address} Port=1700{address[-1]} "
+            f"CPUs={cores} RealMemory=4000"
             for node, (address, _) in nodes.items()
         ]
         settings = folder / "slurm.conf"
@@ -208,7 +211,14 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         environment = os.environ | {"SLURM_CONF": str(settings)}
         log = folder / "log"
         own = [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
-        munged = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}", *own]
+        munged = [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            f"--key-file={key}",
+            *own,
+        ]
         stack.enter_context(_daemon(*munged, environment=environment, log=log))
         stack.enter_context(_daemon("slurmctld", "-D", environment=environment, log=log))
         for node, (_, namespace) in nodes.items():

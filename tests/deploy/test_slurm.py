@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.deploy.conftest import run_script
+from tests.deploy.processes import run_script
 from tests.deploy.slurm_cluster import Cluster, Job, slurm_cluster
 from tests.e2e.service import MODEL, ROOT
 from tests.proc import command_line
