@@ -15,7 +15,12 @@ from tests.deploy.docker_host import DockerHost
 from tests.e2e.service import MODEL, ROOT
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(900)]
-CONFINED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--tmpfs=/tmp:mode=1777")
+CONFINED = (
+    "--read-only",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges:true",
+    "--tmpfs=/tmp:mode=1777",
+)
 GIGABYTE = 1e9
 README = (ROOT / "deploy/README.md").read_text()
 
@@ -44,8 +49,10 @@ def ended(host: DockerHost, container: str) -> int:
 @pytest.mark.parametrize("target", ["frontend", "worker-cpu"])
 def test_an_image_is_as_large_as_is_said(docker_host: DockerHost, target: str) -> None:
     size = int(docker_host.docker("image", "inspect", "--format={{.Size}}", docker_host.image(target)))
-    base = int(docker_host.docker("image", "inspect", "--format={{.Size}}", docker_host.arguments["PYTHON_IMAGE"]))
-    (said,) = re.findall(rf"^\| `{target}` .* (\d+\.\d+) GB \|$", README, re.MULTILINE)
+    base = int(
+        docker_host.docker("image", "inspect", "--format={{.Size}}", docker_host.arguments["PYTHON_IMAGE"])
+    )
+    (said,) = re.findall(rf"^\| `{target}`.* (\d+\.\d+) GB \|$", README, re.MULTILINE)
     assert abs((size - base) / GIGABYTE - float(said)) < 0.15 * float(said), (size, base)
 
 
