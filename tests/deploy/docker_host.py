@@ -19,10 +19,11 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ PROGRAMS = ("dockerd", "docker", "mmdebstrap", "slirp4netns", "ip", "nsenter", "
 CLIENT = "/usr/bin/docker"
 STARTED_SECONDS = 30
 NEEDED_BYTES = 12 << 30
+DISK = "disk-of-images"
 DISK_BYTES = 24 << 30
 GATEWAY = "198.18.80.2"
 """This machine's loopback, as the namespace sees it."""
@@ -67,14 +69,15 @@ class DockerHost:
         """What a command of the client prints. A failure is an ``AssertionError`` with all that it said."""
         return self._run(CLIENT, *words, timeout=timeout)
 
-    def compose(self, *words: str, timeout: float = 180.0, **variables: str) -> str:
-        return self._run(str(self.folder / COMPOSE), *words, timeout=timeout, **variables)
+    def compose(self, *words: str, variables: Mapping[str, str], timeout: float = 180.0) -> str:
+        """The same of Compose, for a user whose shell has the variables."""
+        return self._run(str(self.folder / COMPOSE), *words, timeout=timeout, variables=variables)
 
-    def _run(self, *words: str, timeout: float, **variables: str) -> str:
+    def _run(self, *words: str, timeout: float, variables: Mapping[str, str] = MappingProxyType({})) -> str:
         ran = subprocess.run(
             words,
             cwd=ROOT,
-            env=self.environment | variables,
+            env={**self.environment, **variables},
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -91,7 +94,7 @@ class DockerHost:
             words += [f"--build-arg={name}={value}" for name, value in self.arguments.items()]
             words += [f"--secret={secret}" for secret in self.secrets]
             start = time.monotonic()
-            self.docker(*words, "--tag", name, ".", timeout=600)
+            self.docker(*words, "--tag", name, ".", timeout=1200)
             self.built[target] = time.monotonic() - start
         return name
 
@@ -187,8 +190,9 @@ def _debian(folder: Path, suite: str, packages: str, hook: str) -> Iterator[Path
     tar, log = folder / f"{suite}.tar", folder / f"{suite}.log"
     words = ["mmdebstrap", "--variant=minbase", f"--include={packages}"]
     words += [f"--customize-hook={hook}"] if hook else []
+    environment = os.environ | {"TMPDIR": str(folder / DISK)}
     with log.open("wb") as output:
-        process = subprocess.Popen([*words, suite, str(tar)], stdout=output, stderr=output)
+        process = subprocess.Popen([*words, suite, str(tar)], env=environment, stdout=output, stderr=output)
     try:
         yield tar
         if process.wait(300):
@@ -202,10 +206,10 @@ def _debian(folder: Path, suite: str, packages: str, hook: str) -> Iterator[Path
 def _mount_disk(stack: ExitStack, folder: Path) -> None:
     """A file system of one file for images, where that can be mounted.
 
-    The daemon's usual folders are hundreds of thousands of files, which took 5 minutes to remove from a disk
-    that discards the blocks of each.
+    Images are hundreds of thousands of files, which took 5 minutes to remove from a disk that discards the
+    blocks of each.
     """
-    disk, root = folder / "disk", folder / "data-root"
+    disk, root = folder / "disk", folder / DISK
     root.mkdir()
     with disk.open("wb") as file:
         file.truncate(DISK_BYTES)
@@ -219,7 +223,8 @@ def _mount_disk(stack: ExitStack, folder: Path) -> None:
 def _start(stack: ExitStack, host: DockerHost, path: str) -> None:
     log = host.folder / "dockerd.log"
     words = ["nsenter", f"--net={path}", "dockerd", "--host", f"unix://{host.folder}/socket"]
-    words += [f"--{name}={host.folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+    words += [f"--{name}={host.folder}/{name}" for name in ("exec-root", "pidfile")]
+    words.append(f"--data-root={host.folder / DISK}/docker")
     # Its containerd is a process group of its own, which it ends itself.
     process = stack.enter_context(running(words, dict(os.environ), log))
     stack.callback(_remove_containers, host)
@@ -265,7 +270,7 @@ def _use_index(stack: ExitStack, host: DockerHost) -> None:
         link.symlink_to(path.parent)
         return f"http://{GATEWAY}:{server.server_port}/{link.name}/{path.name}/"
 
-    settings = {
+    settings: dict[str, str] = {
         name: " ".join(map(passed_on, found[name].split("\\n" if "\\n" in found[name] else None)))
         for name in ("index-url", "extra-index-url", "find-links")
         if name in found

@@ -20,7 +20,7 @@ import pytest
 from tests.deploy.docker_host import DockerHost
 from tests.deploy.test_containers import inputs, runs_without_rights
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(1500)]
 SERVICES = ("frontend", "encode", "embed", "etcd", "prometheus")
 REPLICAS = {"frontend": 2, "encode": 1, "embed": 2}
 PORTS = (8000, 8001)
@@ -36,7 +36,7 @@ class Deployment:
     variables: dict[str, str] = field(default_factory=dict)
 
     def compose(self, *words: str) -> str:
-        return self.host.compose("--file=deploy/compose.yaml", *words, **self.variables)
+        return self.host.compose("--file=deploy/compose.yaml", *words, variables=self.variables)
 
     def container(self, service: str, number: int = 1) -> str:
         return f"tessera-{service}-{number}"

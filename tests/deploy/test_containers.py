@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.docker_host import DockerHost
 from tests.e2e.service import MODEL, ROOT
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(1500)]
 CONFINED = (
     "--read-only",
     "--cap-drop=ALL",
