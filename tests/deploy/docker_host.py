@@ -259,6 +259,7 @@ def _use_index(stack: ExitStack, host: DockerHost) -> None:
     handler = functools.partial(_Quiet, directory=str(served))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    stack.callback(server.server_close)
     stack.callback(server.shutdown)
 
     def passed_on(place: str) -> str:

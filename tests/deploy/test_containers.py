@@ -60,6 +60,8 @@ def test_an_image_is_as_large_as_is_said(docker_host: DockerHost, target: str) -
 def hub(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of a hub's files, with the checkpoint as what was downloaded of ``tessera/random``."""
     folder = tmp_path_factory.mktemp("hub")
+    # The user of the image reads it.
+    folder.chmod(0o755)
     commit = "0123456789abcdef0123456789abcdef01234567"
     model = folder / "hub/models--tessera--random"
     (model / "refs").mkdir(parents=True)
