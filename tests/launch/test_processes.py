@@ -134,7 +134,7 @@ def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Pat
     assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"
 
 
-# A host with two interfaces, in a network namespace of its own; prints what "$0", a Python, is given as a role.
+# A host with two interfaces, in a network namespace of its own, where "$0", a Python, runs "$1".
 TWO_NETWORKS = """
 ip link set lo up
 ip link add first type veth peer name first-peer && ip address add 198.18.76.1/24 dev first
