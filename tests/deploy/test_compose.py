@@ -77,6 +77,14 @@ def deployment(docker_host: DockerHost, checkpoint: Path) -> Iterator[Deployment
     deployment.compose("down", "--volumes", "--timeout=45")
 
 
+@pytest.mark.parametrize("over", [[], ["compose.cuda.yaml"], ["compose.models.yaml"]])
+def test_compose_reads_its_files(docker_host: DockerHost, over: list[str]) -> None:
+    files = [f"--file=deploy/{name}" for name in ("compose.yaml", *over)]
+    shell = {"TESSERA_MODEL_PATH": "/models/one", "SECOND_MODEL_PATH": "/models/two"}
+    said = docker_host.compose(*files, "config", variables=shell)
+    assert "/models/one" in said and ("/models/two" in said) == ("compose.models.yaml" in over)
+
+
 def test_both_frontends_answer_and_rows_travel_by_nixl(
     deployment: Deployment, photos: dict[str, bytes]
 ) -> None:
