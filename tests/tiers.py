@@ -24,7 +24,7 @@ TIERS = ("check", "test", "all")
 MARKERS = {
     "service": ("test", "starts the service or processes of it, a browser, or servers that it needs"),
     "compiles": ("all", "compiles, builds or exports engines"),
-    "images": ("all", "makes what an image or a bundle holds"),
+    "images": ("all", "makes images and runs them, or makes what one or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
     "fuzzes": ("all", "tries hundreds of requests that nobody wrote"),
@@ -48,6 +48,7 @@ MARKERS = {
 # end: names of an xdist_group, or files. The other files with services follow, then all other files, then
 # what waits for an installation and is short.
 FIRST = (
+    "containers",
     "images",
     "corpus",
     "aoti",
@@ -65,6 +66,7 @@ FIRST = (
     "e2e/faults/test_reranking.py",
     "e2e/test_parity.py",
     "e2e/test_launch.py",
+    "slurm",
     "e2e/test_wide_rows.py",
     "e2e/test_two_towers.py",
     "tessera_engines/test_triton_repository.py",

@@ -1,4 +1,4 @@
-"""The images' stages, carried out in bare folders; a frontend needs no more than a minute's downloads."""
+"""A Docker daemon, and what the images are made of."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dockerfile import PREFIX, Build, Stage
+from tests.deploy.docker_host import DockerHost
+from tests.deploy.docker_host import docker_host as started
+from tests.deploy.dockerfile import Dockerfile
+from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT
 
 LARGEST = ("tensorrt-environment", "cuda-environment")
 
 
-def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+@pytest.fixture(scope="session")
+def dockerfile() -> Dockerfile:
+    return Dockerfile(ROOT / "deploy/docker/Dockerfile")
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    return Build(ROOT / "deploy/docker/Dockerfile", ROOT, tmp_path_factory.mktemp("images"))
+def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerHost]:
+    with started(tmp_path_factory.mktemp("docker")) as host:
+        yield host
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,11 @@ class Resolution:
 
 
 @pytest.fixture(scope="session")
-def resolution(build: Build) -> Iterator[Resolution]:
+def resolution(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resolution]:
     """The largest images', started before anything else because it mostly waits for the index."""
-    minor = build.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
-    words = [word for stage in LARGEST for word in build.bundle_words(stage)]
+    minor = dockerfile.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
+    words = [word for stage in LARGEST for word in dockerfile.bundle_words(stage)]
+    words += ["--out", str(tmp_path_factory.mktemp("resolution"))]
     command = [sys.executable, str(ROOT / "scripts/bundle"), *words, "--python", minor, "--dry-run"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -58,23 +57,21 @@ def resolution(build: Build) -> Iterator[Resolution]:
 
 
 @pytest.fixture(scope="session")
-def frontend_image(build: Build, resolution: Resolution) -> Stage:
-    """The whole ``frontend`` target: its wheels come from the package index, and it is installed without."""
-    try:
-        return build.stage("frontend")
-    except RuntimeError as error:
-        if any(sign in str(error) for sign in ("No matching distribution", "connection")):
-            pytest.skip(f"the package index cannot be reached: {error}")
-        raise
+def bundle(dockerfile: Dockerfile, resolution: Resolution, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``scripts/bundle`` makes for this Python and a frontend, from the package index."""
+    folder = tmp_path_factory.mktemp("bundle")
+    words = dockerfile.bundle_words("frontend-environment")
+    ran = run_script(sys.executable, ROOT / "scripts/bundle", *words, "--out", folder)
+    if any(sign in ran.stderr for sign in ("No matching distribution", "connection")):
+        pytest.skip(f"the package index cannot be reached: {ran.stderr}")
+    assert ran.returncode == 0, ran.stderr
+    return folder
 
 
 @pytest.fixture(scope="session")
-def bundle(build: Build, frontend_image: Stage) -> Path:
-    """What ``scripts/bundle`` made for this Python and a frontend."""
-    return build.stage("frontend-environment").root / f"{PREFIX}/wheels".lstrip("/")
-
-
-@pytest.fixture(scope="session")
-def bare_frontend(frontend_image: Stage) -> Path:
+def bare_frontend(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds what the bundle does and nothing else."""
-    return frontend_image.root / f"{PREFIX}/venv/bin/python".lstrip("/")
+    folder = tmp_path_factory.mktemp("frontend") / "venv"
+    ran = run_script(ROOT / "scripts/install-offline", bundle, folder, PYTHON=sys.executable)
+    assert ran.returncode == 0, ran.stderr
+    return folder / "bin/python"

@@ -14,8 +14,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.dockerfile import Stage
 from tests.e2e.service import lasting_members
+
+
+def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 @contextmanager
@@ -80,9 +90,3 @@ def etcd(folder: Path, port: int, peer_port: int) -> Iterator[str]:
     with running(command, dict(os.environ), log) as process:
         wait_for(f"{endpoint}/health", process, log)
         yield endpoint
-
-
-def healthy(image: Stage, environment: dict[str, str]) -> bool:
-    """Whether the image's health check says so."""
-    command = image.command("HEALTHCHECK")
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0

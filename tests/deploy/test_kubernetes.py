@@ -19,7 +19,7 @@ from kubernetes_validate import utils as validation
 
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.worker.settings import parse as parse_worker
-from tests.deploy.conftest import run_script
+from tests.deploy.processes import run_script
 from tests.deploy.schemas import CUSTOM
 from tests.e2e.service import ROOT
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import run_script
+from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT, launch
 
 pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import run_script
+from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT
 
 pytestmark = [pytest.mark.installs, pytest.mark.xdist_group("wheel"), pytest.mark.timeout(600)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.conftest import Resolution
-from tests.deploy.dockerfile import Build
+from tests.deploy.dockerfile import Dockerfile
 
 pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 
 
-def test_the_wheels_of_every_worker_can_be_found(build: Build, resolution: Resolution) -> None:
+def test_the_wheels_of_every_worker_can_be_found(dockerfile: Dockerfile, resolution: Resolution) -> None:
     said, complaints = resolution.process.communicate(timeout=600)
     assert resolution.process.returncode == 0, complaints
     listed = dict(line.split("==") for line in said.split())
@@ -26,5 +26,5 @@ def test_the_wheels_of_every_worker_can_be_found(build: Build, resolution: Resol
     } <= listed.keys()
     assert "nixl-cu12" not in listed
     # The image for CPUs asks for less.
-    assert {"--extra", "worker"} <= set(build.bundle_words("cpu-environment"))
-    assert set(build.bundle_words("cpu-environment")) - {"cpu"} <= set(resolution.words)
+    assert {"--extra", "worker"} <= set(dockerfile.bundle_words("cpu-environment"))
+    assert set(dockerfile.bundle_words("cpu-environment")) - {"cpu"} <= set(resolution.words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from tessera.defaults import ENGINE_CONFIGS
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
-from tessera.launch.processes import Process, agg_workers, e_p_workers
+from tessera.launch.processes import Process, agg_workers, e_p_workers, without_ports_of_one
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import settled, with_frontends
@@ -130,6 +132,62 @@ def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Pat
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": ""}}'
     _, words, own = command(["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
     assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"
+
+
+# A host with two interfaces, in a network namespace of its own, where "$0", a Python, runs "$1".
+TWO_NETWORKS = """
+ip link set lo up
+ip link add first type veth peer name first-peer && ip address add 198.18.76.1/24 dev first
+ip link add second type veth peer name second-peer && ip address add 198.18.77.1/24 dev second
+for name in first second; do ip link set $name-peer up; ip link set $name up; done
+exec "$0" -c "$1"
+"""
+ADDRESS_OF_A_ROLE = """
+import json, os
+from tessera.launch.role import command
+_, words, own = command(["encode"], os.environ)
+interfaces = json.loads(words[words.index("--override-engine-args") + 1])["transport"]["nixl_interfaces"]
+print(own["DYN_TCP_RPC_HOST"], own["DYN_TCP_RESPONSE_STREAM_HOST"], interfaces)
+"""
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "address", "interface"),
+    [
+        ("http://198.18.77.9:2379", "198.18.77.1", "second"),
+        ("http://no-such-host.invalid,198.18.76.9:2379", "198.18.76.1", "first"),
+        # The way to etcd on the same host is loopback, where nobody else would find it.
+        ("http://[::1]:2379", "198.18.76.1", "first"),
+        # A container that was cut off.
+        ("http://no-such-host.invalid", "", ""),
+        ("http://127.0.0.1:2379", "198.18.76.1", "first"),
+    ],
+)
+def test_a_role_is_reached_on_the_network_of_etcd(
+    tmp_path: Path, endpoints: str, address: str, interface: str
+) -> None:
+    if subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("network namespaces are not permitted here (CAP_SYS_ADMIN)")
+    ran = subprocess.run(
+        ["unshare", "--net", "sh", "-ec", TWO_NETWORKS, sys.executable, ADDRESS_OF_A_ROLE],
+        env=os.environ | {"TESSERA_MODEL_PATH": str(tmp_path), "ETCD_ENDPOINTS": endpoints},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not address:
+        assert f"ETCD_ENDPOINTS={endpoints}: no way leads there from this host" in ran.stderr
+    else:
+        assert ran.stdout.split() == [address, address, interface], ran.stderr
+
+
+def test_processes_of_a_host_have_no_port_that_is_for_one() -> None:
+    fixed = {
+        "DYN_TCP_RPC_PORT": "9091",
+        "DYN_TCP_RESPONSE_STREAM_PORT": "9092",
+        "UCX_TCP_PORT_RANGE": "9100-9199",
+    }
+    assert without_ports_of_one(fixed | {"HOME": "/"}) == {"UCX_TCP_PORT_RANGE": "9100-9199", "HOME": "/"}
 
 
 LIST = """

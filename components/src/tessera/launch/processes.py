@@ -109,6 +109,15 @@ def without_system_port(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "DYN_SYSTEM_PORT"}
 
 
+# What only one process of a host can listen on. The images of single processes fix them.
+_PORTS_OF_ONE: Final = ("DYN_TCP_RPC_PORT", "DYN_TCP_RESPONSE_STREAM_PORT")
+
+
+def without_ports_of_one(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a host's processes, each of which takes a free port of its own."""
+    return {name: value for name, value in environment.items() if name not in _PORTS_OF_ONE}
+
+
 # Workers have no use for them.
 _SECRETS_OF_FRONTENDS: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD")
 

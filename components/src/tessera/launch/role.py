@@ -11,6 +11,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Final, NoReturn
 
+from tessera import etcd
 from tessera.launch.children import Signals, Told
 from tessera.launch.models import of_list
 from tessera.launch.processes import (
@@ -94,6 +95,8 @@ def command(
     if several is None and not os.path.isdir(settings.model_path) and settings.hub_model is None:
         raise SettingError(f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME")
     address = settings.host_address or settings.pod_ip
+    if not (address or settings.host_interface):
+        address = _address_towards_etcd(settings, environment)
     interface, own_address = _interface(address or settings.host_interface)
     address = address or own_address
     if not address:
@@ -128,6 +131,39 @@ def command(
     if role == "embed" and settings.encode_endpoint:
         flags += ["--encode-endpoint", settings.encode_endpoint]
     return settings.python, ["-m", "tessera.worker", *flags, *given], own
+
+
+def _address_towards_etcd(settings: RoleSettings, environment: Mapping[str, str]) -> str:
+    """The IPv4 address from which this host reaches etcd, where the others are; "" for one that is here.
+
+    Of a container on several networks the first interface may be one that no other process is on. Raises
+    ``SettingError`` where no way leads there: cut off, it would announce such an address for good.
+    """
+    if settings.dyn_discovery_backend != "etcd":
+        return ""
+    routed = False
+    for host, port in etcd.servers(environment):
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except OSError:
+            continue
+        for family, kind, _, _, to in found:
+            with socket.socket(family, kind) as probe:
+                try:
+                    # Sends nothing: the system only chooses the way.
+                    probe.connect(to)
+                except OSError:
+                    continue
+                routed = True
+                address: str = probe.getsockname()[0]
+            if family == socket.AF_INET and not address.startswith("127."):
+                return address
+    if not routed:
+        raise SettingError(
+            f"ETCD_ENDPOINTS={environment.get('ETCD_ENDPOINTS', '')}: no way leads there from this host; "
+            "TESSERA_HOST_ADDRESS says where the other processes reach this one"
+        )
+    return ""
 
 
 def _interface(wanted: str) -> tuple[str, str]:

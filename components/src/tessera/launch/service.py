@@ -25,6 +25,7 @@ from tessera.launch.processes import (
     frontend_processes,
     model_flags,
     share_flags,
+    without_ports_of_one,
     worker_processes,
 )
 from tessera.launch.reload import reload
@@ -100,7 +101,7 @@ class Service:
         for one in wanted:
             self.models.append(self.deployed(one, [other.slot for other in self.models]))
         self.settings = with_frontends(given, self._workers, self._machine)
-        self._given_environment = {**environment, **self.settings.of_dynamo()}
+        self._given_environment = without_ports_of_one({**environment, **self.settings.of_dynamo()})
         self._environment = dict(self._given_environment)
         self.supervisor = Supervisor(signals, report, self.settings.stop_timeout_seconds)
         self._folders: Folders | None = None

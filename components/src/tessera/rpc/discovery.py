@@ -6,13 +6,12 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from tessera import etcd
 
 FORGOTTEN = os.EX_TEMPFAIL
 """The exit status of a process that discovery has lost; its supervisor starts a new one."""
 
-_DEFAULT_ETCD = "http://localhost:2379"
-_ETCD_PORT = 2379
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 1.0
 
@@ -25,7 +24,7 @@ async def until_back(backend: str) -> None:
     """
     if backend != "etcd":
         return
-    servers = _servers(os.environ.get("ETCD_ENDPOINTS") or _DEFAULT_ETCD)
+    servers = etcd.servers(os.environ)
     while True:
         if any(await asyncio.gather(*(_accepts(host, port) for host, port in servers))):
             return
@@ -63,15 +62,6 @@ def _removed(descriptor: int) -> bool:
     except OSError:
         # Network file systems forget what has been removed.
         return True
-
-
-def _servers(endpoints: str) -> list[tuple[str, int]]:
-    """Hosts and ports of a list like ``http://10.0.0.1:2379,10.0.0.2:2379``."""
-    found = []
-    for endpoint in endpoints.split(","):
-        url = urlsplit(endpoint.strip() if "//" in endpoint else f"//{endpoint.strip()}")
-        found.append((url.hostname or "localhost", url.port or _ETCD_PORT))
-    return found
 
 
 async def _accepts(host: str, port: int) -> bool:
