@@ -6,11 +6,14 @@ texts to vectors and does nothing else. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
 ``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
 ``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
+``--instructions`` counts those of the frontend instead, by valgrind and for one request at a time: they
+repeat within two in a hundred on a machine that others use.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import signal
 import socket
@@ -19,17 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from benchmarks import cpu, usage
+from benchmarks import cpu, instructions, usage
 from benchmarks.free_family import DESCRIBED, installed
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
-from tessera_tools.load.bodies import HttpWorkload
+from tessera_tools.load.bodies import Bodies, Body, HttpWorkload
 from tessera_tools.load.clients import Load, drive
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table, write_csv
@@ -49,6 +54,11 @@ _BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
 _LEAST_SHARE: Final = 0.01
+# Before instructions are counted; and how often they are, of which the median counts.
+_FIRST_REQUESTS: Final = 40
+_COUNTS: Final = 3
+# Of a frontend under valgrind.
+_SLOW_START_SECONDS: Final = 400.0
 
 
 @dataclass(slots=True)
@@ -217,9 +227,64 @@ def _ms(cost: Cost, spent: float) -> str:
     return f"{cost.each(spent) * 1e3:.3f}"
 
 
+def _instructions(options: argparse.Namespace) -> int:
+    """Count what a request has the frontend do, in millions of instructions."""
+    counts: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(installed())
+        new = replace(_deployment(options, checkpoint), frontends=1)
+        services = {"this": new}
+        if options.against is not None:
+            old = replace(new, source=stack.enter_context(worktree(options.against)))
+            services = {options.against: old, "this": new}
+        bodies = {
+            name: iter(Bodies(WORKLOADS[name], CheckpointWords(checkpoint), NAME, encoding="float"))
+            for name in options.inputs
+        }
+        for name, deployment in services.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            counted = replace(deployment, before=instructions.command(folder))
+            logs = options.out / "logs" / name
+            with service(counted, logs, timeout=_SLOW_START_SECONDS) as urls:
+                counter = instructions.Counter(folder)
+                counts[name] = [
+                    _counted(counter, urls[0], bodies[each], options.instructions) for each in options.inputs
+                ]
+            print(name, *(f"{each:.3f}" for each in counts[name]), flush=True)
+    first = next(iter(counts.values()))
+    header = ("frontend", *(f"{each}, million" for each in options.inputs), *(options.inputs))
+    rows = [
+        (name, *(f"{one:.3f}" for one in each), *(f"{a / b:.3f}" for a, b in zip(each, first, strict=True)))
+        for name, each in counts.items()
+    ]
+    print("\n" + table(header, rows))
+    write_csv(options.out / "instructions.csv", header, rows)
+    return 0
+
+
+def _counted(counter: instructions.Counter, url: str, bodies: Iterator[Body], requests: int) -> float:
+    """Return the millions of instructions of a request; raises ``RuntimeError`` for an error."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_STARTS_SECONDS)
+
+    def send(some: Iterable[Body]) -> None:
+        for body in some:
+            connection.request("POST", body.path, body.data, {"Content-Type": "application/json"})
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise RuntimeError(f"{answer.status}: {answer.read()[:200]!r}")
+                answer.read()
+
+    send(islice(bodies, _FIRST_REQUESTS))
+    counts = [counter.of(partial(send, list(islice(bodies, requests)))) for _ in range(_COUNTS)]
+    connection.close()
+    return statistics.median(counts) / requests / 1e6
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.instructions:
+        return _instructions(options)
     services: dict[str, Costs] = {}
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed())
@@ -272,6 +337,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--warm", type=float, default=1.0, help="seconds before each window")
     parser.add_argument("--seconds", type=float, default=4.0, help="each window")
+    parser.add_argument("--instructions", type=int, default=0, metavar="N", help="count those of N requests")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
 

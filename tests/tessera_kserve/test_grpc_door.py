@@ -121,7 +121,7 @@ async def test_streams_that_say_nothing_leave_turns_to_others(running: Running) 
             await stream.wait_for_connection()
         message = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(16 << 20)])
         for raw in (message.SerializeToString(), b"\xff"):
-            with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT|NOT_FOUND"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"INVALID_ARGUMENT|NOT_FOUND"):
                 await channel.unary_unary(f"{SERVICE}ModelInfer")(raw, metadata=KEY, timeout=9)
         for number, stream in enumerate(silent):
             asked = pb.ModelInferRequest(model_name="router", id=str(number)).SerializeToString()

@@ -1,0 +1,79 @@
+"""Counts the instructions of a frontend by valgrind's callgrind, which other work on a machine leaves alone.
+
+A frontend runs some fifty times as slowly, one thread at a time; what it starts is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from benchmarks.proc import below
+
+_TOTAL: Final = re.compile(r"^(?:totals|summary): (\d+)", re.MULTILINE)
+_PAUSE_SECONDS: Final = 0.02
+
+
+def command(folder: Path) -> tuple[str, ...]:
+    """Return what a frontend's command begins with, so that counts come into the folder."""
+    options = ("--tool=callgrind", "--instr-atstart=no", "--smc-check=all-non-file", "--quiet")
+    return ("valgrind", *options, f"--callgrind-out-file={folder / 'counts'}")
+
+
+class Counter:
+    """Counts the instructions of the frontend that this process has started by ``command``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pid = next(pid for pid in below(os.getpid()) if _is_counted(pid))
+        self._control("--instr=on")
+
+    def of(self, work: Callable[[], None]) -> int:
+        """Do the work, and return the instructions that were counted meanwhile."""
+        self._control("--zero")
+        work()
+        there = set(self._folder.glob("counts*"))
+        self._control("--dump")
+        (written,) = set(self._folder.glob("counts*")) - there
+        found = _TOTAL.search(written.read_text())
+        assert found is not None, written
+        written.unlink()
+        return int(found[1])
+
+    def _control(self, what: str) -> None:
+        subprocess.run(["callgrind_control", what, str(self._pid)], check=True, capture_output=True)
+
+
+def _is_counted(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"--tool=callgrind" in words and b"tessera.frontend" in words
+
+
+def stand_in() -> None:
+    """Wait for children where there are no descriptors of processes, as under valgrind."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        os.pidfd_open = _ended
+
+
+def _ended(pid: int, flags: int = 0) -> int:
+    """Wait until a child has ended, and return a descriptor that is readable."""
+    while _state(pid) not in "ZX":
+        time.sleep(_PAUSE_SECONDS)
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
