@@ -56,7 +56,7 @@ _STARTS_SECONDS: Final = 60.0
 _LEAST_SHARE: Final = 0.01
 # Before instructions are counted; and how often they are, of which the median counts.
 _FIRST_REQUESTS: Final = 40
-_COUNTS: Final = 3
+_COUNTS: Final = 5
 # Of a frontend under valgrind.
 _SLOW_START_SECONDS: Final = 400.0
 
@@ -228,8 +228,7 @@ def _ms(cost: Cost, spent: float) -> str:
 
 
 def _instructions(options: argparse.Namespace) -> int:
-    """Count what a request has the frontend do, in millions of instructions."""
-    counts: dict[str, list[float]] = {}
+    """Count what a request has the frontend do, in millions of instructions; commits are counted in turns."""
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed())
         new = replace(_deployment(options, checkpoint), frontends=1)
@@ -237,47 +236,55 @@ def _instructions(options: argparse.Namespace) -> int:
         if options.against is not None:
             old = replace(new, source=stack.enter_context(worktree(options.against)))
             services = {options.against: old, "this": new}
-        bodies = {
-            name: iter(Bodies(WORKLOADS[name], CheckpointWords(checkpoint), NAME, encoding="float"))
-            for name in options.inputs
-        }
+        counted: dict[str, _Counted] = {}
         for name, deployment in services.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            counted = replace(deployment, before=instructions.command(folder))
-            logs = options.out / "logs" / name
-            with service(counted, logs, timeout=_SLOW_START_SECONDS) as urls:
-                counter = instructions.Counter(folder)
-                counts[name] = [
-                    _counted(counter, urls[0], bodies[each], options.instructions) for each in options.inputs
-                ]
-            print(name, *(f"{each:.3f}" for each in counts[name]), flush=True)
-    first = next(iter(counts.values()))
-    header = ("frontend", *(f"{each}, million" for each in options.inputs), *(options.inputs))
-    rows = [
-        (name, *(f"{one:.3f}" for one in each), *(f"{a / b:.3f}" for a, b in zip(each, first, strict=True)))
-        for name, each in counts.items()
-    ]
+            slow = replace(deployment, before=instructions.command(folder))
+            (url,) = stack.enter_context(
+                service(slow, options.out / "logs" / name, timeout=_SLOW_START_SECONDS)
+            )
+            counted[name] = _Counted(instructions.Counter(folder), url)
+        rows: list[tuple[str, ...]] = []
+        words = CheckpointWords(checkpoint)
+        for each in options.inputs:
+            bodies = iter(Bodies(WORKLOADS[each], words, NAME, encoding="float"))
+            counts: dict[str, list[float]] = {name: [] for name in counted}
+            for one in counted.values():
+                one.send(islice(bodies, _FIRST_REQUESTS))
+            for _ in range(_COUNTS):
+                for name, one in counted.items():
+                    counts[name].append(one.count(list(islice(bodies, options.instructions))))
+            first = statistics.median(next(iter(counts.values())))
+            for name, found in counts.items():
+                middle = statistics.median(found)
+                figures = (min(found), middle, max(found), middle / first)
+                rows.append((each, name, *(f"{figure:.3f}" for figure in figures)))
+                print(*rows[-1], flush=True)
+    header = ("input", "frontend", "least, million", "median, million", "most, million", "share")
     print("\n" + table(header, rows))
     write_csv(options.out / "instructions.csv", header, rows)
     return 0
 
 
-def _counted(counter: instructions.Counter, url: str, bodies: Iterator[Body], requests: int) -> float:
-    """Return the millions of instructions of a request; raises ``RuntimeError`` for an error."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_STARTS_SECONDS)
+class _Counted:
+    """Sends requests to one frontend, one at a time."""
 
-    def send(some: Iterable[Body]) -> None:
-        for body in some:
-            connection.request("POST", body.path, body.data, {"Content-Type": "application/json"})
-            with connection.getresponse() as answer:
+    def __init__(self, counter: instructions.Counter, url: str) -> None:
+        self._counter = counter
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_STARTS_SECONDS)
+
+    def send(self, bodies: Iterable[Body]) -> None:
+        """Raise ``RuntimeError`` for an answer that is an error."""
+        for body in bodies:
+            self._connection.request("POST", body.path, body.data, {"Content-Type": "application/json"})
+            with self._connection.getresponse() as answer:
                 if answer.status != 200:
                     raise RuntimeError(f"{answer.status}: {answer.read()[:200]!r}")
                 answer.read()
 
-    send(islice(bodies, _FIRST_REQUESTS))
-    counts = [counter.of(partial(send, list(islice(bodies, requests)))) for _ in range(_COUNTS)]
-    connection.close()
-    return statistics.median(counts) / requests / 1e6
+    def count(self, bodies: Sequence[Body]) -> float:
+        """Return the millions of instructions of a request."""
+        return self._counter.of(partial(self.send, bodies)) / len(bodies) / 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:

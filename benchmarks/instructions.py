@@ -17,12 +17,13 @@ from benchmarks.proc import below
 
 _TOTAL: Final = re.compile(r"^(?:totals|summary): (\d+)", re.MULTILINE)
 _PAUSE_SECONDS: Final = 0.02
+_IDLE_SECONDS: Final = 3.0
 
 
 def command(folder: Path) -> tuple[str, ...]:
     """Return what a frontend's command begins with, so that counts come into the folder."""
     options = ("--tool=callgrind", "--instr-atstart=no", "--smc-check=all-non-file", "--quiet")
-    return ("valgrind", *options, f"--callgrind-out-file={folder / 'counts'}")
+    return ("valgrind", *options, _out(folder))
 
 
 class Counter:
@@ -30,11 +31,19 @@ class Counter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pid = next(pid for pid in below(os.getpid()) if _is_counted(pid))
+        self._pid = next(pid for pid in below(os.getpid()) if _is_counted(pid, folder))
         self._control("--instr=on")
 
-    def of(self, work: Callable[[], None]) -> int:
-        """Do the work, and return the instructions that were counted meanwhile."""
+    def of(self, work: Callable[[], None]) -> float:
+        """Do the work, and return the instructions that were counted meanwhile.
+
+        Without those of the frontend's own loops, which are as many in each second, whether it works or not.
+        """
+        idle = self._count(lambda: time.sleep(_IDLE_SECONDS)) / _IDLE_SECONDS
+        began = time.monotonic()
+        return self._count(work) - idle * (time.monotonic() - began)
+
+    def _count(self, work: Callable[[], None]) -> int:
         self._control("--zero")
         work()
         there = set(self._folder.glob("counts*"))
@@ -49,12 +58,16 @@ class Counter:
         subprocess.run(["callgrind_control", what, str(self._pid)], check=True, capture_output=True)
 
 
-def _is_counted(pid: int) -> bool:
+def _is_counted(pid: int, folder: Path) -> bool:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"--tool=callgrind" in words and b"tessera.frontend" in words
+    return _out(folder).encode() in words and b"tessera.frontend" in words
+
+
+def _out(folder: Path) -> str:
+    return f"--callgrind-out-file={folder / 'counts'}"
 
 
 def stand_in() -> None:
