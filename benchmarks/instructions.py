@@ -32,6 +32,8 @@ class Counter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pid = next(pid for pid in below(os.getpid()) if _is_counted(pid, folder))
+        # Instructions, and seconds.
+        self._idle: tuple[list[float], list[float]] = ([], [])
         self._control("--instr=on")
 
     def of(self, work: Callable[[], None]) -> float:
@@ -39,20 +41,25 @@ class Counter:
 
         Without those of the frontend's own loops, which are as many in each second, whether it works or not.
         """
-        idle = self._count(lambda: time.sleep(_IDLE_SECONDS)) / _IDLE_SECONDS
-        began = time.monotonic()
-        return self._count(work) - idle * (time.monotonic() - began)
+        for total, value in zip(self._idle, self._count(lambda: time.sleep(_IDLE_SECONDS)), strict=True):
+            total.append(value)
+        instructions, seconds = self._count(work)
+        idle, idle_seconds = map(sum, self._idle)
+        return instructions - seconds * idle / idle_seconds
 
-    def _count(self, work: Callable[[], None]) -> int:
+    def _count(self, work: Callable[[], None]) -> tuple[int, float]:
+        """Return instructions and seconds."""
         self._control("--zero")
+        began = time.monotonic()
         work()
         there = set(self._folder.glob("counts*"))
         self._control("--dump")
+        seconds = time.monotonic() - began
         (written,) = set(self._folder.glob("counts*")) - there
         found = _TOTAL.search(written.read_text())
         assert found is not None, written
         written.unlink()
-        return int(found[1])
+        return int(found[1]), seconds
 
     def _control(self, what: str) -> None:
         subprocess.run(["callgrind_control", what, str(self._pid)], check=True, capture_output=True)
