@@ -7,7 +7,7 @@ texts to vectors and does nothing else. Each input is sent alone and then with
 ``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
 ``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
 ``--instructions`` counts those of the frontend instead, by valgrind and for one request at a time: they
-repeat within 3 % where five processes share a core, and within 10 % where ten do.
+repeat within 3 % where five processes share a core, and within 14 % where ten do.
 """
 
 from __future__ import annotations
