@@ -3,7 +3,8 @@
 One frontend and a worker whose engine costs nothing, so that what is felt is the service. For each flood of
 ``floods``: the other key's latencies of a short text, a long one and a picture that a host has, the longest
 time in which the frontend's loop did not answer ``/live``, and memory: of the frontend at rest, at most, and
-after the flood; of the processes below it at most. ``--commit`` has another commit's package do the same.
+after the flood; of the processes below it at most. And what a key learns of another by caches (``told``).
+``--commit`` has another commit's package do the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -28,10 +29,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import usage
+from benchmarks import told, usage
 from benchmarks.cost import worktree
-from benchmarks.floods import ALICE, FLOODS, MIB, SLOW_NAMES, PictureHost, Target, silent_names
+from benchmarks.floods import ALICE, FLOODS, MIB, SLOW_NAMES, PictureHost, Target
 from benchmarks.free_family import installed
+from benchmarks.names import own_names
 from benchmarks.ports import free_ports
 from benchmarks.proc import below
 from benchmarks.service import NAME, Deployment, service
@@ -44,6 +46,7 @@ _LONG: Final = "word " * 1200
 _PAUSE_SECONDS: Final = 0.02
 _MOST_SECONDS: Final = 150.0
 _LIVE: Final = "/live"
+_TOLD: Final = "what another key has sent"
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -63,7 +66,8 @@ def _asks(target: Target) -> dict[str, Callable[[], bytes | None]]:
         return json.dumps({"model": NAME, "input": value}).encode()
 
     def picture() -> bytes:
-        url = f"http://127.0.0.1:{target.pictures}/{next(numbers)}"
+        number = next(numbers)
+        url = f"http://{target.host.format(number=number)}:{target.pictures}/{number}"
         return body([{"type": "image_url", "image_url": {"url": url}}])
 
     return {
@@ -205,10 +209,14 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         keys = Path(folder, "keys")
         keys.write_text(f"{ALICE} alice\n{_BOB} bob\n")
-        before = stack.enter_context(silent_names(folder)) if SLOW_NAMES in options.only else ()
-        if before is None:
-            options.only.remove(SLOW_NAMES)
-            print(f"without {SLOW_NAMES!r}, which needs the rights of root", file=sys.stderr)
+        before: Sequence[str] = ()
+        if SLOW_NAMES in options.only:
+            if (names := own_names(Path(folder))) is None:
+                options.only.remove(SLOW_NAMES)
+                print(f"without {SLOW_NAMES!r}, which needs the rights of root", file=sys.stderr)
+            else:
+                stack.enter_context(running(names.serve))
+                before = names.command
         flags = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys), "--allow-private-media")
         arguments: dict[str, Any] = {}
         if options.commit is not None:
@@ -224,9 +232,43 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
             },
             worker_flags=("--multimodal-embedding-cache-capacity-gb", "0"),
             frontend_flags=flags,
-            before=tuple(before or ()),
+            before=tuple(before),
             **arguments,
         )
+
+
+def _told(options: argparse.Namespace, host: PictureHost, answers: MutableSequence[int]) -> None:
+    """Print what a key learns of another, by the caches as they are and where they are a key's own."""
+    rows: list[tuple[str, ...]] = []
+    (grpc_port,) = free_ports(1)
+    target = Target(port=0, grpc_port=grpc_port, model=NAME, pictures=host.port, answers=answers)
+    # Older commits have no such flag.
+    for flag in ("", *(["--cache-by-key"] if options.commit is None else [])):
+        with ExitStack() as stack:
+            deployment = stack.enter_context(_deployment(options, target))
+            flags = (*deployment.frontend_flags, "--result-cache-mb", "64", *([flag] if flag else []))
+            worker = ("--multimodal-embedding-cache-capacity-gb", "0.1")
+            deployment = replace(deployment, frontend_flags=flags, worker_flags=worker)
+            (url,) = stack.enter_context(service(deployment, options.out / "logs"))
+            rows += (told.row(url, ALICE, _BOB, flag or "caches of all", kind) for kind in told.KINDS)
+    print(f"\n{options.commit or 'this tree'}\n" + table(told.HEAD, rows))
+    write_csv(options.out / f"told-{options.commit or 'this'}.csv", told.HEAD, rows)
+
+
+def _floods(options: argparse.Namespace, host: PictureHost, target: Target) -> None:
+    rows: list[tuple[str, ...]] = []
+    with ExitStack() as stack:
+        deployment = stack.enter_context(_deployment(options, target))
+        stack.enter_context(running(host.serve))
+        (url,) = stack.enter_context(service(deployment, options.out / "logs"))
+        target = replace(target, port=int(url.rpartition(":")[2]))
+        for name in options.only:
+            # Whoever names no slow hosts names others.
+            asked = replace(target, host="fast{number}.example") if name == SLOW_NAMES else target
+            rows.append(measure(name, asked, options.seconds, options.rest))
+            print(table(_HEAD, rows[-1:]).splitlines()[-1], flush=True)
+    print(f"\n{options.commit or 'this tree'}\n" + table(_HEAD, rows))
+    write_csv(options.out / f"flood-{options.commit or 'this'}.csv", _HEAD, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -236,24 +278,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     (grpc_port,) = free_ports(1)
     answers = _FORK.RawArray("q", 1000)
     target = Target(port=0, grpc_port=grpc_port, model=NAME, pictures=host.port, answers=answers)
-    rows: list[tuple[str, ...]] = []
-    with ExitStack() as stack:
-        deployment = stack.enter_context(_deployment(options, target))
-        stack.enter_context(running(host.serve))
-        (url,) = stack.enter_context(service(deployment, options.out / "logs"))
-        target = replace(target, port=int(url.rpartition(":")[2]))
-        for name in options.only:
-            rows.append(measure(name, target, options.seconds, options.rest))
-            print(table(_HEAD, rows[-1:]).splitlines()[-1], flush=True)
-    print(f"\n{options.commit or 'this tree'}\n" + table(_HEAD, rows))
-    write_csv(options.out / f"flood-{options.commit or 'this'}.csv", _HEAD, rows)
+    if _TOLD in options.only:
+        options.only = [name for name in options.only if name != _TOLD]
+        _told(options, host, answers)
+    if options.only:
+        _floods(options, host, target)
     return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.flood", __doc__)
     parser.add_argument("--commit", help="measure the package of this commit of the repository")
-    parser.add_argument("--only", nargs="+", choices=FLOODS, default=list(FLOODS), help="these floods")
+    parser.add_argument("--only", nargs="+", choices=[*FLOODS, _TOLD], default=[*FLOODS, _TOLD], help="these")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each flood")
     parser.add_argument("--rest", type=float, default=1.0, help="seconds from a flood to its last memory")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")

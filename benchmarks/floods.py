@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import random
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, MutableSequence, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, MutableSequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 import numpy as np
 from PIL import Image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB: Final = 1 << 20
 ALICE: Final = "sk-alice-0123456789"
@@ -37,20 +32,21 @@ _EMBEDDINGS: Final = "/v1/embeddings"
 _PAUSE_SECONDS: Final = 0.02
 # Longer than a text that is tokenised on a thread may be, and as long as an input may be.
 _ACCENTS: Final = "e\u0301" * 1_900_000
-_NAME_SERVER: Final = "127.0.0.153"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Names the ports of a frontend on this host, the model, and the port of a host of pictures.
 
-    ``answers`` counts those to the flood by status, 0 for none; processes share it.
+    ``host`` is the name of the latter, in which a number may stand. ``answers`` counts those to the flood by
+    status, 0 for none; processes share it.
     """
 
     port: int
     grpc_port: int
     model: str
     pictures: int
+    host: str = "127.0.0.1"
     answers: MutableSequence[int]
 
     def ask(self, path: str, body: bytes) -> None:
@@ -310,21 +306,3 @@ class PictureHost:
                 writer.write(head + data + behind)
                 await writer.drain()
         writer.close()
-
-
-@contextmanager
-def silent_names(folder: str) -> Iterator[Sequence[str] | None]:
-    """Give what a command begins with that asks a silent name server; None without the rights."""
-    settings = os.path.join(folder, "resolv.conf")
-    with open(settings, "w", encoding="utf-8") as file:
-        file.write(f"nameserver {_NAME_SERVER}\n")
-    mount = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", mount, settings]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        try:
-            subprocess.run([*command, "true"], check=True, capture_output=True)
-            server.bind((_NAME_SERVER, 53))
-        except (OSError, subprocess.CalledProcessError):
-            yield None
-        else:
-            yield command

@@ -104,7 +104,10 @@ def installed(vocabulary: str | None = None) -> Iterator[Path]:
         (metadata / "entry_points.txt").write_text(
             f"[tessera.models]\n{MODEL_TYPE} = benchmarks.free_family:FAMILY\n"
         )
-        (site / "sitecustomize.py").write_text("from benchmarks import thread_names\n\nthread_names.give()\n")
+        (site / "sitecustomize.py").write_text(
+            "from benchmarks import instructions, thread_names\n\n"
+            "instructions.stand_in()\nthread_names.give()\n"
+        )
         checkpoint = Path(folder) / "checkpoint"
         described = checkpoint / DESCRIBED
         described.mkdir(parents=True)

@@ -158,7 +158,7 @@ def _wait(
         while not (found := workers(url)) or any(found[name] < count for name, count in there.items()):
             for process in processes:
                 if process.poll() is not None:
-                    raise RuntimeError(f"{process.args} ended with {process.returncode}; see its log")
+                    raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see its log")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{url} was not ready after {timeout:.0f} s")
             time.sleep(0.1)

@@ -55,3 +55,28 @@ def test_a_worker_keeps_no_free_memory(load: str, blocks: int) -> None:
     # Freeing alone gave nothing back: otherwise this would prove nothing.
     assert full - freed < 20
     assert freed - after > 150
+
+
+HEAPS = """
+import resource, sys
+from tessera.free_memory import set_heaps
+
+if sys.argv[1] == "kept":
+    set_heaps()
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray(b"a") * (60 << 20)
+    del block
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_a_large_block_takes_the_memory_of_the_last_one() -> None:
+    faults = {}
+    for how in ("kept", "anew"):
+        ran = subprocess.run(
+            [sys.executable, "-c", HEAPS, how], capture_output=True, text=True, check=True, timeout=120
+        )
+        faults[how] = int(ran.stdout)
+    assert faults["kept"] * 8 < faults["anew"]

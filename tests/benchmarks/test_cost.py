@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,15 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
     assert {"event loop", "engine-text", "Dynamo's runtime"} <= {row["part"] for row in parts}
     decoding = next(row for row in parts if row["process"] == "decoders")
     assert figure(decoding["tile @4"]) > 0
+
+
+@pytest.mark.service
+@pytest.mark.measures
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
+def test_instructions_of_a_frontend(tmp_path: Path) -> None:
+    words = ["--inputs", "text-32", "text-128", "--instructions", "20", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600)
+    with (tmp_path / "instructions.csv").open() as file:
+        counts = {row["input"]: figure(row["median, million"]) for row in csv.DictReader(file)}
+    # More tokens are more work.
+    assert 0 < counts["text-32"] < counts["text-128"]

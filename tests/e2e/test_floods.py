@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.names import own_names
 
 from tests.e2e.disaggregated import Disaggregated
-from tests.e2e.floods import ACCENTS, SETTINGS, Asker, asking, own_names, slow_host
+from tests.e2e.floods import ACCENTS, SETTINGS, Asker, asking, slow_host
 from tests.rpc.conftest import until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]

@@ -160,7 +160,7 @@ def test_a_body_is_refused_when_it_is_announced(running: Running) -> None:
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "RepositoryIndex"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "RepositoryIndex"])
 async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, method: str) -> None:
     raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(BODY)]).SerializeToString()
     rest = running.alone.forget_peak()

@@ -92,6 +92,23 @@ async def test_messages_without_a_key_take_no_memory(
     assert running.alone.peak_bytes - before < 3 * MESSAGE_BYTES
 
 
+async def test_streams_that_say_nothing_leave_turns_to_others(running: Running) -> None:
+    async with running.channel() as channel:
+        silent = [channel.stream_stream(f"{SERVICE}ModelStreamInfer")(metadata=KEY) for _ in range(8)]
+        for stream in silent:
+            await stream.wait_for_connection()
+        message = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(16 << 20)])
+        for raw in (message.SerializeToString(), b"\xff"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"INVALID_ARGUMENT|NOT_FOUND"):
+                await channel.unary_unary(f"{SERVICE}ModelInfer")(raw, metadata=KEY, timeout=9)
+        for number, stream in enumerate(silent):
+            asked = pb.ModelInferRequest(model_name="router", id=str(number)).SerializeToString()
+            await stream.write(asked)
+            answer = pb.ModelStreamInferResponse.FromString(await asyncio.wait_for(stream.read(), 60))
+            assert answer.infer_response.id == str(number)
+            stream.cancel()
+
+
 async def test_calls_with_a_key_are_answered_as_ever(running: Running) -> None:
     async with running.channel() as channel:
         large = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(65 << 20)])

@@ -49,7 +49,7 @@ from tessera_kserve.fields import Fields
 from tessera_kserve.http import write_error
 from tessera_kserve.inference import Inference
 from tessera_kserve.line import MOST_WAITING
-from tessera_kserve.receiving import LARGE_BYTES, Receiver, skip_message
+from tessera_kserve.receiving import Receiver, skip_message
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import BYTES, NUMPY, Tensor, of_raw, of_values
@@ -450,28 +450,26 @@ class GrpcServer:
 
         All have the stream's metadata, so that a key that is refused ends the stream.
         """
-        keys, sender = self._service.keys, _host(context)
-        if keys is not None:
-            sender = keys.name_of(_headers(context.invocation_metadata() or ())) or ""
-        if not sender and keys is not None:
+        whole = self._exchange(_STREAM, context, context.invocation_metadata() or ())
+        try:
+            self._open(_STREAM, whole)
+        except _Refused as refused:
             with self._serving(_STREAM, context) as exchange:
-                failure = self._failed(_Refused(), exchange)
+                failure = self._failed(refused, exchange)
             await _abort(context, failure)
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
         # All that have begun: one may wait for its place in the queue.
         begun: set[asyncio.Task[bytes]] = set()
 
         async def take() -> None:
-            # The iterator holds its last message for as long as the stream is open.
-            while (raw := await context.read()) is not grpc.aio.EOF:
-                nbytes = len(raw)
+            receive, first = partial(self._receiver.receive_next, context, whole), True
+            while (raw := await receive(first=first)) is not grpc.aio.EOF:
+                first = False
                 task = asyncio.create_task(self._streamed(raw, context))
                 del raw
                 begun.add(task)
                 task.add_done_callback(begun.discard)
                 await under_way.put(task)
-                if nbytes >= LARGE_BYTES:
-                    await asyncio.sleep(self._receiver.pace(sender, nbytes))
 
         def taken(_: asyncio.Task[None]) -> None:
             # Where the queue is full nobody waits for more.
@@ -538,21 +536,24 @@ class GrpcServer:
         exchange.failure = failure
         return failure
 
-    @contextmanager
-    def _serving(self, name: str, context: Context) -> Iterator[Exchange]:
-        """The line, trace and counters of one call; yields its exchange, which has how it ended."""
-        path = f"/{SERVICE}/{name}"
-        # Each time that it is asked for it is made anew.
-        metadata: Metadata = context.invocation_metadata() or ()
-        exchange = Exchange(
+    def _exchange(self, name: str, context: Context, metadata: Metadata) -> Exchange:
+        return Exchange(
             line=RequestLine(_request_id(metadata)),
             deadline=Deadline.after(self._inference.patience),
-            path=path,
+            path=f"/{SERVICE}/{name}",
             peer=_host(context),
             headers=_headers(metadata),
             rates=self._service.limiter,
             bodies=self._service.admission.bodies,
         )
+
+    @contextmanager
+    def _serving(self, name: str, context: Context) -> Iterator[Exchange]:
+        """The line, trace and counters of one call; yields its exchange, which has how it ended."""
+        # Each time that it is asked for it is made anew.
+        metadata: Metadata = context.invocation_metadata() or ()
+        exchange = self._exchange(name, context, metadata)
+        path = exchange.path
         line = exchange.line
         started = time.perf_counter()
         carrier: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Final
 
 import grpc.aio
@@ -17,11 +18,14 @@ _UNKNOWN_BYTES: Final = 128 << 20
 _WINDOW_BYTES: Final = 1 << 16
 # A message that takes longer than this counts as one of the largest, and leaves its place to others.
 _SLOW_SECONDS: Final = 0.05
-# gRPC joins a message on the loop, which stands for 0.1 s over 60 MB. After one that is as large its sender's
-# next one is waited for only when this rate allows it: a third of the loop's time.
+# gRPC joins a message on the loop, which stands for 0.04 to 0.1 s over 60 MB. After one that is as large its
+# sender's next one is waited for only when this rate allows it: a third of the loop's time.
 _BYTES_A_SECOND: Final = 200 << 20
-LARGE_BYTES: Final = 8 << 20
-"""Of a message behind which its sender's next one waits."""
+_LARGE_BYTES: Final = 8 << 20
+# Whoever has sent a large message may send more.
+_REMEMBERED_SECONDS: Final = 10.0
+# Of a stream, whose next message may come at any time.
+_SILENT_SECONDS: Final = 2.0
 _MOST_PACED: Final = 1024
 # For a message without fields, which comes with its call.
 _EMPTY_SECONDS: Final = 1.0
@@ -53,41 +57,80 @@ class Receiver:
         Raises ``Overloaded`` where there is no room for it, and ``RequestCancelled`` where there is none.
         """
         exchange.hold(_WINDOW_BYTES)
+        raw = await self._in_turn(context, exchange, math.inf)
+        if raw is grpc.aio.EOF:
+            raise RequestCancelled("the call ended before its message had come")
+        exchange.let_go()
+        exchange.hold(len(raw))
+        return raw  # type: ignore[no-any-return]
+
+    async def receive_next(self, context: Any, exchange: Exchange, *, first: bool) -> Any:
+        """Return the next message of a stream, or ``grpc.aio.EOF``; the exchange holds nothing afterwards.
+
+        The ``first`` one, which mostly comes with its stream, and those of a sender of large ones have turns.
+        A stream that is silent leaves them to others, and holds nothing.
+        """
+        if not (first or self._sends_large(exchange)):
+            raw = await context.read()
+            self._count(exchange, raw)
+            return raw
+        try:
+            return await self._in_turn(context, exchange, _SILENT_SECONDS)
+        finally:
+            exchange.let_go()
+
+    async def _in_turn(self, context: Any, exchange: Exchange, silent_seconds: float) -> Any:
         await self._enter(exchange)
-        place = _Place(self._turns, exchange)
-        slow = asyncio.get_running_loop().call_later(_SLOW_SECONDS, place.leave_for_bytes, self._max_bytes)
+        place, loop = _Place(self._turns, exchange), asyncio.get_running_loop()
+
+        def slow() -> None:
+            # Of a stream whose sender has sent no large message it is most likely that it is silent.
+            if silent_seconds == math.inf or self._sends_large(exchange):
+                place.leave_for_bytes(self._max_bytes)
+            else:
+                place.leave()
+
+        def silent() -> None:
+            place.leave()
+            exchange.let_go()
+
+        timers = [loop.call_later(_SLOW_SECONDS, slow)]
+        if silent_seconds < math.inf:
+            timers.append(loop.call_later(silent_seconds, silent))
         try:
             # gRPC's iterator would hold the message until a full collection.
             raw = await context.read()
         finally:
-            slow.cancel()
+            for timer in timers:
+                timer.cancel()
             place.leave()
-        if raw is grpc.aio.EOF:
-            raise RequestCancelled("the call ended before its message had come")
-        exchange.let_go()
-        self.pace(_sender(exchange), len(raw))
-        exchange.hold(len(raw))
-        return raw  # type: ignore[no-any-return]
+        self._count(exchange, raw)
+        return raw
 
     async def _enter(self, exchange: Exchange) -> None:
         """Take a slot as soon as the sender's pace allows it."""
-        sender = _sender(exchange)
         while True:
-            await asyncio.sleep(self.pace(sender))
+            await asyncio.sleep(self._wait_seconds(exchange))
             await self._turns.take(exchange.client)
-            if not self.pace(sender):
+            if not self._wait_seconds(exchange):
                 return
             self._turns.give(exchange.client)
 
-    def pace(self, sender: str, nbytes: int = 0) -> float:
-        """Count a message that has come, and return the seconds that its sender waits before the next one."""
+    def _wait_seconds(self, exchange: Exchange) -> float:
+        return max(0.0, self._next.get(_sender(exchange), 0.0) - asyncio.get_running_loop().time())
+
+    def _sends_large(self, exchange: Exchange) -> bool:
         now = asyncio.get_running_loop().time()
-        at = self._next.get(sender, 0.0)
-        if nbytes >= LARGE_BYTES:
-            at = self._next[sender] = max(at, now) + nbytes / _BYTES_A_SECOND
-            if len(self._next) > _MOST_PACED:
-                self._next = {name: at for name, at in self._next.items() if at > now}
-        return max(0.0, at - now)
+        return self._next.get(_sender(exchange), -math.inf) > now - _REMEMBERED_SECONDS
+
+    def _count(self, exchange: Exchange, raw: Any) -> None:
+        """Have the next message of its sender wait behind one that was large."""
+        if raw is grpc.aio.EOF or len(raw) < _LARGE_BYTES:
+            return
+        sender, now = _sender(exchange), asyncio.get_running_loop().time()
+        self._next[sender] = max(self._next.get(sender, 0.0), now) + len(raw) / _BYTES_A_SECOND
+        if len(self._next) > _MOST_PACED:
+            self._next = {name: at for name, at in self._next.items() if at > now}
 
 
 def _sender(exchange: Exchange) -> str:
