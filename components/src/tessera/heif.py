@@ -37,14 +37,19 @@ def format_of(data: bytes) -> str | None:
     return "AVIF" if brands & {*_AVIF} and data[8:12] not in _HEIC else "HEIF"
 
 
+def installed() -> bool:
+    """Whether HEIC files are read."""
+    return not absent(_PACKAGE)
+
+
 def needs_threads() -> bool:
     """Whether a decoder must be able to start threads: libde265 always has one of its own."""
-    return not absent(_PACKAGE)
+    return installed()
 
 
 def load_codecs() -> None:
     """Import what is installed, before the process is confined."""
-    if not absent(_PACKAGE):
+    if installed():
         import pillow_heif
 
         pillow_heif.options.DECODE_THREADS = 0
@@ -56,7 +61,7 @@ class HeifFile(ImageFile.ImageFile):
 
     def __init__(self, data: bytes, kind: str, *, param: str) -> None:
         """Raises ``UnsupportedMedia`` for what nothing that is installed reads, and ``ValueError``."""
-        if kind == "HEIF" and absent(_PACKAGE):
+        if kind == "HEIF" and not installed():
             needs = lack("pillow-heif", extra="heic")
             raise UnsupportedMedia(f"{param} is a HEIC file, which {needs}", param=param)
         self._data = data

@@ -37,9 +37,10 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from tessera import heif, tiff
+from tessera import heif, png, tiff
 from tessera.compositing import Transparency, to_rgb
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
+from tessera.file_kinds import kind_of
 from tessera.heif import needs_threads as needs_threads
 from tessera.tiff import UPRIGHT
 
@@ -65,6 +66,12 @@ Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+def media_types() -> tuple[str, ...]:
+    """Return the media types of what this installation reads, as ``image/jpeg``."""
+    names = (*FORMATS, *(("HEIC", "HEIF") if heif.installed() else ()))
+    return tuple(f"image/{name.lower()}" for name in names)
+
+
 def load_codecs() -> None:
     """Import what Pillow imports late, so that a process can be confined after this."""
     from PIL import ImageCms  # noqa: F401  Colours of LAB.
@@ -79,10 +86,10 @@ def load_codecs() -> None:
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        if data[:2] in (b"II", b"MM") or data[4:8] == b"ftyp":
+        if data[:4] in tiff.MAGIC or heif.format_of(data) is not None:
             image = _open_container(data, param=param)
         else:
-            image = _open_by_pillow(data)
+            image = _open_whole(data, param=param)
         for name in _XMP:
             # Pillow would turn the image by it.
             image.info.pop(name, None)
@@ -90,6 +97,23 @@ def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> Imag
         if width < 1 or height < 1:
             raise InvalidInput(f"{param}: the image has no pixels ({width}x{height})", param=param)
         return image
+
+
+def _open_whole(data: bytes, *, param: str) -> ImageFile.ImageFile:
+    try:
+        if data[:2] in (b"II", b"MM"):
+            # Pillow also reads dialects of TIFF to which no decoder here is put.
+            raise UnidentifiedImageError("not a TIFF")
+        return _open_by_pillow(data)
+    except UnidentifiedImageError:
+        if data.startswith(png.MAGIC) and (rest := png.without_damage(data)) is not None:
+            return _open_by_pillow(rest)
+        if (kind := kind_of(data)) is not None:
+            raise UnsupportedMedia(
+                f"{param} is {kind}, which is not read as an image; served are {', '.join(FORMATS)}",
+                param=param,
+            ) from None
+        raise
 
 
 def _open_by_pillow(data: bytes) -> ImageFile.ImageFile:
@@ -104,9 +128,6 @@ def _open_container(data: bytes, *, param: str) -> ImageFile.ImageFile:
     """Open a TIFF, AVIF or HEIC file, by Pillow where it shows what the file does."""
     if (kind := heif.format_of(data)) is not None:
         return heif.HeifFile(data, kind, param=param)
-    if data[:4] not in tiff.MAGIC:
-        # Pillow also reads dialects of TIFF to which no decoder here is put.
-        raise UnidentifiedImageError("not a TIFF")
     data, own = tiff.open_tiff(data, param=param)
     try:
         return own or _open_by_pillow(data)
