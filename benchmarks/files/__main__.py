@@ -1,6 +1,6 @@
-"""``python -m benchmarks.files FOLDER``: files of a folder as they are embedded, beside programs that show them.
+"""``python -m benchmarks.files FOLDER``: files as they are embedded, beside programs that show them.
 
-Pictures are compared with ImageMagick and Chromium, see ``pictures``. The status is 1 where anything is wrong.
+Pictures are compared with ImageMagick and Chromium, see ``pictures``. The status is 1 where one is wrong.
 """
 
 from __future__ import annotations

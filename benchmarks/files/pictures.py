@@ -78,7 +78,9 @@ def check(folder: Path, out: Path | None = None) -> bool:
                 file.write(json.dumps(asdict(found)) + "\n")
                 file.flush()
             if found.verdict in _BAD:
-                print(f"{found.verdict}: {found.path} page {found.page}: {found.said} {found.apart}", flush=True)
+                print(
+                    f"{found.verdict}: {found.path} page {found.page}: {found.said} {found.apart}", flush=True
+                )
         if file is not None:
             file.close()
     counts = {**dict(sorted(kinds.items())), "all": sum(kinds.values(), Counter[str]())}
@@ -96,9 +98,7 @@ class _decoder:
         make_checkpoint(["--out", str(checkpoint)])
         vision = open_model(checkpoint).vision
         assert vision is not None
-        limits = Limits(
-            seconds=60.0, memory_bytes=2 << 30, max_pixels=MAX_PIXELS, threads=needs_threads()
-        )
+        limits = Limits(seconds=60.0, memory_bytes=2 << 30, max_pixels=MAX_PIXELS, threads=needs_threads())
         self._decoder = ProcessDecoder(checkpoint, {}, vision, limits, count=2)
         return self._decoder
 
@@ -107,9 +107,7 @@ class _decoder:
         self._folder.cleanup()
 
 
-def _all(
-    folder: Path, decoder: Decoder, browser: Chromium, program: str, scratch: Path
-) -> Iterator[Found]:
+def _all(folder: Path, decoder: Decoder, browser: Chromium, program: str, scratch: Path) -> Iterator[Found]:
     with ThreadPoolExecutor(1) as beside:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() not in PICTURES or not path.is_file() or path.is_symlink():

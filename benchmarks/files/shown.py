@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from playwright.sync_api import Error, Page, sync_playwright
 _SECONDS: Final = 60.0
 _LIMITS: Final = ("-limit", "memory", "1GiB", "-limit", "disk", "2GiB", "-limit", "thread", "1")
 # Of which a frame is a part of its canvas; of others, an offset is where they lie on a sheet of paper.
+_TIFF: Final = frozenset({".tif", ".tiff"})
 _WITH_CANVAS: Final = frozenset({".gif", ".webp"})
 # Larger ones take seconds in a browser's canvas.
 _MAX_BYTES: Final = 8 << 20
@@ -55,13 +57,22 @@ def imagemagick() -> str | None:
 def by_imagemagick(program: str, path: Path, page: int) -> bytes | None:
     """Return a page of a file as a BMP file; None for what it does not read, or not without an error."""
     flat = ["-flatten"] if path.suffix.lower() in _WITH_CANVAS else ["+repage", "-alpha", "remove"]
-    words = [program, *_LIMITS, f"{path}[{page}]", "-background", "white", *flat, "-auto-orient"]
-    words += ["-colorspace", "sRGB", "-type", "TrueColor", "-depth", "8", "BMP3:-"]
+    asked = [program, *_LIMITS, f"{path}[{page}]"]
+    colours: Sequence[str] = ("-colorspace", "sRGB")
+    if path.suffix.lower() in _TIFF and _ran([*asked, "-format", "%[colorspace]", "info:"]) == b"YCbCr":
+        # What libtiff has made RGB of is called so still, and would be made RGB of again.
+        colours = ("-set", "colorspace", "sRGB")
+    words = [*asked, *colours, "-background", "white", *flat, "-auto-orient"]
+    found = _ran([*words, "-type", "TrueColor", "-depth", "8", "BMP3:-"])
+    return found if found is not None and found.startswith(b"BM") else None
+
+
+def _ran(words: Sequence[str]) -> bytes | None:
     try:
         ran = subprocess.run(words, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return None
-    return ran.stdout if ran.returncode == 0 and ran.stdout.startswith(b"BM") else None
+    return ran.stdout if ran.returncode == 0 else None
 
 
 class Chromium:

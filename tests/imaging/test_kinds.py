@@ -116,6 +116,16 @@ def test_several_pages_are_no_image_and_a_thumbnail_is_no_page() -> None:
         assert Picture(data, param="x").image.getpixel((0, 0)) == (value,) * 3
 
 
+def test_a_page_of_old_jpeg_is_followed_by_none() -> None:
+    """What it needs lies anywhere, so the whole file goes with it, but for the way to the next page."""
+    data = several(10, 20, 30)
+    found = []
+    for page in pages(data):
+        del page.entries[279]
+        found.append(cut(page))
+    assert len(found) == 3 and all(len(list(pages(file))) == 1 for file in found)
+
+
 def test_chains_without_an_end_are_read_to_where_they_turn_back() -> None:
     data = bytearray(several(10, 20))
     first = int.from_bytes(data[4:8], "little")

@@ -57,11 +57,36 @@ def test_a_damaged_chunk_that_is_needed_is_damage() -> None:
         _ = Picture(bytes(changed), param="x").image
 
 
-def test_nothing_is_left_out_of_a_whole_file_and_of_none() -> None:
-    assert png.without_damage(picture()) is None
-    assert png.without_damage(with_chunks(chunk(b"tEXt", b"a\0b"))) is None
+def test_what_no_picture_needs_is_left_out() -> None:
+    texts = zlib.compress(bytes(8 << 20))
+    long = chunk(b"zTXt", b"a\0\0" + texts), chunk(b"iCCP", b"a\0\0" + texts)
+    for data in (with_chunks(*long), with_chunks(chunk(b"cICP", b"\x09\x10\0\x01"), chunk(b"tEXt", b""))):
+        assert Picture(data, param="x").image.getpixel((3, 3)) == (10, 200, 30)
+    behind = picture()[:-12] + b"".join(long) + picture()[-12:]
+    assert png.needed(behind) == picture()
+    assert Picture(behind, param="x").image.getpixel((3, 3)) == (10, 200, 30)
+
+
+def test_nothing_is_left_out_of_what_a_picture_needs() -> None:
+    whole = with_chunks(chunk(b"gAMA", struct.pack(">I", 45455)), chunk(b"eXIf", b"MM\0*"))
+    assert png.needed(whole) is whole
     damaged = with_chunks(chunk(b"tEXt", b"a\0b", damaged=True))
-    assert png.without_damage(damaged) == picture()
+    assert png.needed(damaged) == picture()
     for end in range(len(damaged)):
-        rest = png.without_damage(damaged[:end])
-        assert rest is None or len(rest) < end
+        assert len(png.needed(damaged[:end])) <= end
+
+
+@pytest.mark.parametrize(("gamma", "shows"), [(100_000, 188), (45_455, 128), (220_000, 222)])
+def test_samples_of_another_brightness_are_shown_as_srgb(gamma: int, shows: int) -> None:
+    """As the formula of PNG 13.13 has it, by hand."""
+    mark = chunk(b"gAMA", struct.pack(">I", gamma))
+    for mode in ("RGB", "RGBA", "L", "P", "I;16"):
+        file = io.BytesIO()
+        grey = Image.new("L", (8, 6), 128)
+        wide = Image.new("I;16", (8, 6), 128 * 257)
+        (wide if mode == "I;16" else grey.convert(mode)).save(file, "PNG")
+        data = file.getvalue()[:33] + mark + file.getvalue()[33:]
+        found = Picture(data, param="x").image.getpixel((3, 3))
+        assert found == pytest.approx((shows,) * 3, abs=1), mode
+        profiled = data[:33] + chunk(b"sRGB", b"\0") + data[33:]
+        assert Picture(profiled, param="x").image.getpixel((3, 3)) == (128, 128, 128)

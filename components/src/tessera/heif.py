@@ -21,6 +21,7 @@ from tessera.tiff import UPRIGHT
 _AVIF: Final = (b"avif", b"avis")
 _HEIC: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 _CONTAINERS: Final = (*_AVIF, *_HEIC, b"mif1", b"msf1")
+_FRAMES: Final = (b"av01", b"hvc1", b"hev1")
 _MAX_BOXES: Final = 10_000
 _PACKAGE: Final = "pillow_heif"
 
@@ -95,7 +96,11 @@ Box = tuple[bytes, int, int]
 
 def _size(data: bytes, *, cropped: bool) -> tuple[int, int]:
     """The upright size of the primary picture in pixels; raises ``ValueError`` where no box has it."""
-    meta = _box(data, b"meta", 0, len(data), skipped=4)
+    try:
+        meta = _box(data, b"meta", 0, len(data), skipped=4)
+        _box(data, b"pitm", *meta)
+    except ValueError:
+        return _size_of_frames(data)
     at = _box(data, b"pitm", *meta)[0]
     primary = int.from_bytes(data[at + 4 : at + (6 if data[at] == 0 else 8)], "big")
     properties = _box(data, b"iprp", *meta)
@@ -116,6 +121,22 @@ def _size(data: bytes, *, cropped: bool) -> tuple[int, int]:
     if size is None:
         raise ValueError("it does not say its size")
     return (size[1], size[0]) if turned else (size[0], size[1])
+
+
+def _size_of_frames(data: bytes) -> tuple[int, int]:
+    """The size of a sequence without a picture (ISO/IEC 14496-12, 12.1.3); raises ``ValueError``."""
+    movie = _box(data, b"moov", 0, len(data))
+    for name, begin, end in _boxes(data, *movie):
+        if name != b"trak":
+            continue
+        place = begin, end
+        for inner in (b"mdia", b"minf", b"stbl"):
+            place = _box(data, inner, *place)
+        for name, begin, end in _boxes(data, *_box(data, b"stsd", *place, skipped=8)):
+            if name in _FRAMES and begin + 28 <= end:
+                width, height = struct.unpack_from(">HH", data, begin + 24)
+                return width, height
+    raise ValueError("it does not say its size")
 
 
 def _properties_of(data: bytes, item: int, begin: int, end: int) -> Iterator[int]:

@@ -151,6 +151,9 @@ async def _embed(
                 if len(items) < len(taken):
                     await writer.put([row for row in taken if isinstance(row, Failure)])
                 if items:
+                    if not progress.nbytes:
+                        await embedder.ready()
+                        progress.started = time.monotonic()
                     started = time.monotonic()
                     give_room = await room.take(weight, nbytes)
                     progress.full_seconds += time.monotonic() - started

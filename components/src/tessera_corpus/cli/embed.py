@@ -386,7 +386,7 @@ class _Run:
             key = os.environ.get(KEY_VARIABLE)
             return await ServiceEmbedder.start(settings.service, settings.vectors, settings.model, key)
         plan = await asyncio.to_thread(self._plan, self._model())
-        return await EngineEmbedder.start(plan, settings.vectors)
+        return await EngineEmbedder.open(plan, settings.vectors)
 
     def _model(self) -> str:
         return self._settings.model or model_of_environment()
