@@ -11,7 +11,6 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -68,9 +67,9 @@ def check(folder: Path, out: Path | None = None) -> bool:
         raise SystemExit("ImageMagick is not installed: scripts/system-packages")
     kinds: dict[str, Counter[str]] = {}
     bad = False
-    with Chromium() as browser, _decoder() as decoder, tempfile.TemporaryDirectory() as scratch:
+    with Chromium() as browser, _decoder() as decoder:
         file = out.open("w") if out is not None else None
-        for found in _all(folder, decoder, browser, program, Path(scratch)):
+        for found in _all(folder, decoder, browser, program):
             ending = Path(found.path).suffix.lower()
             kinds.setdefault(ending, Counter())[found.verdict] += 1
             bad |= found.verdict in _BAD
@@ -107,22 +106,23 @@ class _decoder:
         self._folder.cleanup()
 
 
-def _all(folder: Path, decoder: Decoder, browser: Chromium, program: str, scratch: Path) -> Iterator[Found]:
-    with ThreadPoolExecutor(1) as beside:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix.lower() not in PICTURES or not path.is_file() or path.is_symlink():
-                continue
-            data = path.read_bytes()
-            rows = picture_rows(str(path), str(path), data)
-            for page, row in enumerate(rows[:_MOST_PAGES]):
-                if not isinstance(row, Item) or not isinstance(part := row.parts[0], ImageFile):
-                    said = "" if isinstance(row, Item) else row.reason
-                    yield Found(path=str(path), page=page, verdict="refused", said=said, apart={})
-                    continue
-                other = beside.submit(by_imagemagick, program, path, page)
-                shown = browser.shown(data) if len(rows) == 1 else None
-                ours = _embedded(decoder, part.data)
-                yield _found(path, page, ours, (other.result(), shown), decoder)
+def _all(folder: Path, decoder: Decoder, browser: Chromium, program: str) -> Iterator[Found]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in PICTURES and path.is_file() and not path.is_symlink():
+            yield from _of(path, decoder, browser, program)
+
+
+def _of(path: Path, decoder: Decoder, browser: Chromium, program: str) -> Iterator[Found]:
+    """What became of each page of a file."""
+    data = path.read_bytes()
+    rows = picture_rows(str(path), str(path), data)
+    for page, row in enumerate(rows[:_MOST_PAGES]):
+        if not isinstance(row, Item) or not isinstance(part := row.parts[0], ImageFile):
+            said = "" if isinstance(row, Item) else row.reason
+            yield Found(path=str(path), page=page, verdict="refused", said=said, apart={})
+            continue
+        others = by_imagemagick(program, path, page), browser.shown(data) if len(rows) == 1 else None
+        yield _found(path, page, _embedded(decoder, part.data), others, decoder)
 
 
 def _embedded(decoder: Decoder, data: bytes) -> Pixels | TesseraError:

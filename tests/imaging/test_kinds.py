@@ -244,6 +244,22 @@ def test_pictures_of_phones_are_decoded_confined_and_upright(phone: str, decoder
     assert isinstance(found, Image.Image) and found.getpixel((30, 30)) == (255, 255, 255)
 
 
+def test_an_orientation_that_only_xmp_has_turns_nothing() -> None:
+    picture = photo(96, 64)
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    found = Picture(saved(picture, "AVIF", quality=95, xmp=xmp), param="x").image
+    assert found.size == picture.size
+    assert np.abs(np.asarray(found).astype(int) - np.asarray(picture)).mean() < 6
+
+
+def test_a_sequence_without_a_picture_beside_it_is_its_first_frame() -> None:
+    pictures = [photo(96, 64), photo(96, 64).transpose(Image.Transpose.ROTATE_180)]
+    data = saved(pictures[0], "AVIF", quality=95, save_all=True, append_images=pictures[1:])
+    # The picture beside the frames is called something else, so that nobody finds it.
+    data = data.replace(b"pitm", b"free", 1)
+    assert Picture(data, param="x").size == (96, 64)
+
+
 def test_no_library_opens_such_a_file_before_a_decoder(phone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data, shows = of_phone(phone, 6)
 

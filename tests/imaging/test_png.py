@@ -90,3 +90,20 @@ def test_samples_of_another_brightness_are_shown_as_srgb(gamma: int, shows: int)
         assert found == pytest.approx((shows,) * 3, abs=1), mode
         profiled = data[:33] + chunk(b"sRGB", b"\0") + data[33:]
         assert Picture(profiled, param="x").image.getpixel((3, 3)) == (128, 128, 128)
+
+
+def animation(*, default: bool) -> bytes:
+    """Red, then green, on a canvas larger than both; ``default`` stands before them and is no part of it."""
+    frames = [Image.new("RGBA", (8, 6), colour) for colour in ((200, 0, 0, 255), (0, 200, 0, 255))]
+    first = Image.new("RGBA", (8, 6), (0, 0, 200, 255))
+    file = io.BytesIO()
+    shown = [first, *frames] if default else frames
+    shown[0].save(file, "PNG", save_all=True, append_images=shown[1:], default_image=default)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_of_an_animation_the_first_frame_is_shown(default: bool) -> None:
+    """A picture before it is for programs that show no animation: Chromium does not show it."""
+    image = Picture(animation(default=default), param="x").image
+    assert image.size == (8, 6) and image.getpixel((3, 3)) == (200, 0, 0)

@@ -80,6 +80,8 @@ class HeifFile(ImageFile.ImageFile):
             load_codecs()
             with Image.open(BytesIO(self._data), formats=(str(self.format),)) as image:
                 turn = 1
+                # By which Pillow would turn it where the boxes do not.
+                image.info.pop("xmp", None)
                 if self.format == "AVIF":
                     # Where Pillow has what the boxes say; libheif turns the picture itself.
                     turn = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)

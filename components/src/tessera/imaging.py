@@ -319,6 +319,9 @@ class Picture:
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
+            if image.format == "PNG" and image.info.get("default_image"):
+                # What is shown where nothing moves, and no part of the animation.
+                image.seek(1)
             marked = image.format in _WITH_FRAMES or not _MARKS.isdisjoint(image.info)
             transparency = Transparency.of(image, self.data) if marked else None
             image.load()
