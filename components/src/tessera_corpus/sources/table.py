@@ -27,15 +27,16 @@ class Table:
     """Rows of a file of Parquet, or of a Lance table, by their columns.
 
     An image is a file's bytes, what names it, or a struct of ``bytes`` and ``path`` as ``datasets`` writes
-    them. A row without an id has FILE:ROW, from 0. Rows are read as they are needed, those of Parquet by the
-    confined process of ``media``. A table that is damaged is a failure of its own, behind the rows that
-    could be read.
+    them; the images of a list are one input. A row without an id has FILE:ROW, from 0. Rows are read as they
+    are needed, those of Parquet by the confined process of ``media``. A table that is damaged is a failure of
+    its own, behind the rows that could be read, and so is one of several that has nothing to embed.
     """
 
     path: Path
     columns: Columns
     media: Media
     shard: Shard
+    alone: bool = True
     _read: int = 0
     _most: int = 0
 
@@ -50,7 +51,7 @@ class Table:
         return {}
 
     def rows(self) -> Iterator[Row]:
-        """Raises ``ConfigError`` where it has neither texts nor images, or a package is not installed."""
+        """Raises ``ConfigError`` where it alone has neither texts nor images, or a package is missing."""
         yield from ahead(self._works())
 
     def at(self, number: int) -> Sequence[Row]:
@@ -76,6 +77,8 @@ class Table:
         try:
             with self._opened() as table:
                 self._most = table.count
+                if not self.alone and (lack := self._lack(table.names)) is not None:
+                    raise Unread(lack)
                 self._check(table.names)
                 for values in chain.from_iterable(table.batches()):
                     self._read += 1
@@ -92,18 +95,18 @@ class Table:
 
     def _work(self, id: str, values: Values, number: int) -> Work:
         # Bytes are there; what is named has to be read.
-        if values.place is not None:
+        if any(isinstance(image, str) for image in values.images):
             return lambda: self._rows(id, values, number)
         return self._rows(id, values, number)
 
     def _rows(self, id: str, values: Values, number: int) -> list[Row]:
         source = f"{self.path}:{number}"
-        text, image, page = values.text, values.image or values.place, values.page
+        text, images, page = values.text, values.images, values.page
         if values.wrong:
             return [Failure(id=id, source=source, page=page, reason=values.wrong)]
-        if not image and not (text or "").strip():
+        if not images and not (text or "").strip():
             return [Failure(id=id, source=source, page=page, reason="neither text nor image")]
-        return made_of(id, source, text or "", image or "", self.media, page)
+        return made_of(id, source, text or "", images, self.media, page)
 
     @contextmanager
     def _opened(self) -> Iterator[_Opened]:
@@ -114,12 +117,17 @@ class Table:
             yield table
 
     def _check(self, there: Sequence[str]) -> None:
+        if (lack := self._lack(there)) is not None:
+            raise ConfigError(f"{self.path}: {lack}")
+
+    def _lack(self, there: Sequence[str]) -> str | None:
         wanted = {key: getattr(self.columns, key) for key in ("text", "image")}
-        if not any(name in there for name in wanted.values()):
-            raise ConfigError(
-                f"{self.path}: has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
-                f"{', '.join(there)}; --text-column and --image-column name others"
-            )
+        if any(name in there for name in wanted.values()):
+            return None
+        return (
+            f"has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
+            f"{', '.join(there)}; --text-column and --image-column name others"
+        )
 
 
 class _Opened(Protocol):
