@@ -84,7 +84,9 @@ class MaskedBmp(ImageFile.ImageFile):
         red, green, blue, alpha = (_samples(pixels, mask) for mask in self._masks)
         shown = np.stack([red, green, blue], axis=-1)
         if self._masks[3]:
-            shown = 255 + (shown - 255) * (alpha / 255)[..., None]
+            shown -= 255
+            shown *= alpha[..., None] / 255
+            shown += 255
         return (shown if self._downwards else shown[::-1]).round().astype(np.uint8)
 
 

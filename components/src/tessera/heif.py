@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, Final
 
-from PIL import AvifImagePlugin, ExifTags, Image, ImageFile
+from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from tessera.errors import UnsupportedMedia
 from tessera.extras import absent, lack
@@ -78,7 +78,7 @@ class HeifFile(ImageFile.ImageFile):
         """Read the pixels; raises ``ValueError`` and ``OSError``."""
         if self._im is None:
             load_codecs()
-            with Image.open(BytesIO(self._data), formats=(str(self.format),)) as image:
+            with self._opened() as image:
                 turn = 1
                 # By which Pillow would turn it where the boxes do not.
                 image.info.pop("xmp", None)
@@ -91,6 +91,13 @@ class HeifFile(ImageFile.ImageFile):
                 raise ValueError("its size is ambiguous")
             self.im, self._mode = found.im, found.mode
         return Image.Image.load(self)
+
+    def _opened(self) -> Image.Image:
+        try:
+            return Image.open(BytesIO(self._data), formats=(str(self.format),))
+        except UnidentifiedImageError:
+            # Chromium shows some that libavif refuses, such as those whose alpha does not say its size.
+            raise ValueError(f"it breaks the rules of {self.format} files") from None
 
 
 Box = tuple[bytes, int, int]
