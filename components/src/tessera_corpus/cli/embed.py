@@ -335,7 +335,7 @@ class _Run:
         finally:
             showing.cancel()
             shown.close()
-        rate = progress.embedded / progress.seconds
+        rate = progress.embedded / (progress.seconds - progress.starting_seconds)
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
         gone = f", {output.gone:,} gone and removed" if output.gone else ""
