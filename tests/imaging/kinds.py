@@ -234,9 +234,30 @@ def tiffs() -> Iterator[Kind]:
     for samples, bits, photometric in ((1, 16, 1), (1, 8, 1), (3, 16, 2), (3, 8, 2)):
         data = of_samples(ramp(samples, bits), bits, photometric, more={339: (3, [2] * samples)})
         yield Kind(f"signed {samples} x {bits}", data, None, elsewhere=False)
-    for bits in (10, 12, 14):
+    for bits in (2, 4, 10, 12, 14):
         values = ramp(3, bits)
         yield Kind(f"RGB {bits}", of_samples(values, bits, 2), eight(values, bits))
+    for bits in (2, 4):
+        values = ramp(4, bits)
+        shows = on_white(eight(values[..., :3], bits), eight(values[..., 3:], bits))
+        yield Kind(f"RGB and 2 {bits}", of_samples(values, bits, 2, more={338: (3, [2])}), shows)
+    for bits in (8, 16):
+        inks = ramp(5, bits)
+        found = eight(inks[..., :4], bits).astype(int)
+        shows = ((255 - found[..., :3]) * (255 - found[..., 3:]) / 255).round().astype(np.uint8)
+        shows = on_white(shows, eight(inks[..., 4:], bits))
+        data = of_samples(inks, bits, 5, more={338: (3, [2])})
+        yield Kind(f"CMYK and 2 {bits}", data, shows, apart=2, elsewhere=False)
+    for bits in (4, 8):
+        # As some scanners write it: numbers of 8 bits where they should have 16.
+        values = ramp(1, bits)
+        table = (np.arange(3 << bits).reshape(3, -1) * 7919 + 40) & 0xFF
+        data = of_samples(values, bits, 3, more={320: (3, [int(value) for value in table.ravel()])})
+        yield Kind(f"palette {bits} narrow", data, table.T[values[..., 0]].astype(np.uint8))
+    values = ramp(1, 16)
+    table = (np.arange(3 << 16).reshape(3, -1) * 7919 + 40) & 0xFFFF
+    data = of_samples(values, 16, 3, more={320: (3, [int(value) for value in table.ravel()])})
+    yield Kind("palette 16", data, (table.T[values[..., 0]] >> 8).astype(np.uint8), elsewhere=False)
     small = of_samples(ramp(1, 8), 8, 1)
     yield Kind("BigTIFF", b"II+\0\x08\0\0\0" + bytes(64) + small, None, elsewhere=False)
 
@@ -464,6 +485,20 @@ def bmps() -> Iterator[Kind]:
         shows = np.stack([eight(part, wide) for part, wide in zip(parts, widths, strict=True)], axis=2)
         body = rows([row.astype("<u2").tobytes() for row in words])
         yield Kind(f"BMP {name}", file(info(16, how), masks_, body), shows, apart=7)
+    for bits, widths in ((16, (5, 5, 5, 1)), (16, (4, 4, 4, 4)), (16, (4, 4, 4, 0)), (32, (10, 10, 10, 2))):
+        fine = ramp(4, 16)
+        parts = [fine[..., at].astype(np.uint32) >> (16 - wide) for at, wide in enumerate(widths)]
+        shifts = [sum(widths[at + 1 : 3]) for at in range(3)] + [sum(widths[:3])]
+        words = sum(part << shift for part, shift in zip(parts, shifts, strict=True))
+        own = [((1 << wide) - 1) << shift for wide, shift in zip(widths, shifts, strict=True)]
+        shows = np.stack([eight(parts[at], widths[at]) for at in range(3)], axis=2)
+        if widths[3]:
+            shows = on_white(shows, eight(parts[3], widths[3])[..., None])
+        for down in (False, True):
+            body = rows([row.astype(f"<u{bits // 8}").tobytes() for row in words], down)
+            head = info(bits, 3, down=down, more=struct.pack("<IIII", *own) + b"BGRs" + bytes(48))
+            name = f"BMP {' '.join(map(str, widths))}{' down' if down else ''}"
+            yield Kind(name, file(head, b"", body), shows, apart=2, elsewhere=False)
     table = ((np.arange(3 << 8).reshape(-1, 3) * 7919 + 40) & 0xFF).astype(np.uint8)
     quads = b"".join(bytes([*colour[::-1], 0]) for colour in table)
     columns = np.arange(HEIGHT) * 5 + 1

@@ -116,6 +116,16 @@ def test_several_pages_are_no_image_and_a_thumbnail_is_no_page() -> None:
         assert Picture(data, param="x").image.getpixel((0, 0)) == (value,) * 3
 
 
+def test_a_page_of_old_jpeg_is_followed_by_none() -> None:
+    """What it needs lies anywhere, so the whole file goes with it, but for the way to the next page."""
+    data = several(10, 20, 30)
+    found = []
+    for page in pages(data):
+        del page.entries[279]
+        found.append(cut(page))
+    assert len(found) == 3 and all(len(list(pages(file))) == 1 for file in found)
+
+
 def test_chains_without_an_end_are_read_to_where_they_turn_back() -> None:
     data = bytearray(several(10, 20))
     first = int.from_bytes(data[4:8], "little")
@@ -232,6 +242,22 @@ def test_pictures_of_phones_are_decoded_confined_and_upright(phone: str, decoder
     clear = Image.new("RGBA", (64, 64), (200, 30, 60, 0))
     found = decoder.make(saved(clear, phone), source="x")
     assert isinstance(found, Image.Image) and found.getpixel((30, 30)) == (255, 255, 255)
+
+
+def test_an_orientation_that_only_xmp_has_turns_nothing() -> None:
+    picture = photo(96, 64)
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    found = Picture(saved(picture, "AVIF", quality=95, xmp=xmp), param="x").image
+    assert found.size == picture.size
+    assert np.abs(np.asarray(found).astype(int) - np.asarray(picture)).mean() < 6
+
+
+def test_a_sequence_without_a_picture_beside_it_is_its_first_frame() -> None:
+    pictures = [photo(96, 64), photo(96, 64).transpose(Image.Transpose.ROTATE_180)]
+    data = saved(pictures[0], "AVIF", quality=95, save_all=True, append_images=pictures[1:])
+    # The picture beside the frames is called something else, so that nobody finds it.
+    data = data.replace(b"pitm", b"free", 1)
+    assert Picture(data, param="x").size == (96, 64)
 
 
 def test_no_library_opens_such_a_file_before_a_decoder(phone: str, monkeypatch: pytest.MonkeyPatch) -> None:

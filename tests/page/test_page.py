@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
@@ -13,9 +14,11 @@ import httpx
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, Route, expect
+from PIL import Image
+from playwright.sync_api import FilePayload, Page, Route, expect
 
 import tessera.frontend.page
+from tessera import heif
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL
@@ -111,6 +114,26 @@ def test_files_are_ranked_and_a_torn_one_is_named(page: Page, files: list[Path])
     image, cached = (usage.locator("dd").nth(index).inner_text() for index in (1, 2))
     assert image == cached != "0"
     assert page.locator("#timings dt").all_text_contents()[:2] == ["queue", "preprocess"]
+
+
+def test_pictures_of_phones_are_taken_where_the_service_reads_them(
+    page: Page, tmp_path: Path, photos: dict[str, bytes]
+) -> None:
+    kinds = {"phone.avif": "AVIF", **({"phone.heic": "HEIF"} if heif.installed() else {})}
+    heif.load_codecs()
+    with Image.open(io.BytesIO(photos["china"])) as image:
+        for name, kind in kinds.items():
+            image.save(tmp_path / name, kind)
+    (tmp_path / "phone.jxl").write_bytes(b"\xff\x0a")
+    page.locator("#files").set_input_files([tmp_path / name for name in (*kinds, "phone.jxl")])
+    expect(page.locator("#failures")).to_contain_text("phone.jxl: none of what is read here: jpeg, png")
+    # As from a system that knows no type of it.
+    untyped = FilePayload(name="other.avif", mimeType="", buffer=(tmp_path / "phone.avif").read_bytes())
+    page.locator("#files").set_input_files([untyped])
+    page.get_by_label("What are you looking for?").fill("a temple")
+    page.keyboard.press("Enter")
+    wait_ranked(page, len(kinds) + 1)
+    assert {name for name, _ in scores(page)} == {*kinds, "other.avif"}
 
 
 def test_the_command_gives_the_same_vector(

@@ -80,7 +80,10 @@ def test_lines_that_cannot_be_read_are_failures_and_the_next_one_is_read(tmp_pat
     assert [row.id for row in rows if isinstance(row, Item)] == ["good", "last"]
     assert [row.source for row in rows] == [f"{path}:{number}" for number in range(1, 12)]
     assert found["none"] == found["blank"] == "neither text nor image"
-    assert found["list"] == "text: expected a text" and found["number"] == "image: expected a text"
+    assert (
+        found["list"] == "text: expected a text"
+        and found["number"] == "image: expected a text, or a list of texts"
+    )
     assert found[f"{path}:9"] == "more than 2000 bytes"
     assert "not JSON" in found[f"{path}:1"] and "not JSON" in found[f"{path}:3"]
 
@@ -241,3 +244,29 @@ def test_lines_know_what_they_would_give(tmp_path: Path) -> None:
     parts = [open_source([str(path)], SourceSettings(shard_text=f"{k}/3"), HONOURED) for k in (1, 2, 3)]
     assert [part.gives("any", f"{path}:7", None) for part in parts].count(True) == 1
     assert not any(part.gives("request#3", f"{path}:7", None) for part in parts)
+
+
+def test_images_of_a_list_are_one_input(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.7")
+    path = tmp_path / "lists.jsonl"
+    lines: list[dict[str, object]] = [
+        {"id": "two", "image": ["a.png", "data:image/png;base64,Yg=="], "text": "t"},
+        {"id": "one", "image": ["a.png"]},
+        {"id": "none", "image": [], "text": "t"},
+        {"id": "hole", "image": ["a.png", None]},
+        {"id": "mixed", "image": ["a.png", "b.pdf"]},
+        {"id": "gone", "image": ["a.png", "c.png"]},
+        {"id": "document", "image": ["b.pdf"]},
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = {row.id: row for row in read(path, root=tmp_path)}
+    two, one, none = found["two"], found["one"], found["none"]
+    assert isinstance(two, Item) and two.parts == (ImageFile(b"a"), ImageFile(b"b"), "t")
+    assert isinstance(one, Item) and one.parts == (ImageFile(b"a"),)
+    assert isinstance(none, Item) and none.parts == ("t",)
+    failed = reasons(list(found.values()))
+    assert failed["hole"] == "image: expected a text, or a list of texts"
+    assert failed["mixed"] == "a file of several pages among several images"
+    assert "no readable file" in failed["gone"]
+    assert isinstance(found["document"], Document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from decimal import Decimal
@@ -22,7 +23,7 @@ from tessera_corpus.shard import Shard
 from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.media import Media
-from tessera_corpus.sources.parquet import Unread
+from tessera_corpus.sources.parquet import MOST_ROWS, Unread
 from tessera_corpus.sources.settings import Columns, FetchPolicy, SourceSettings
 from tessera_corpus.sources.table import Table
 from tests.imaging.test_kinds import several
@@ -158,6 +159,26 @@ def test_damaged_tables_of_lance_too(tmp_path: Path) -> None:
     failure, item = open_source([str(path) for path in paths], SourceSettings(), HONOURED).rows()
     assert isinstance(failure, Failure) and failure.id == str(paths[0])
     assert isinstance(item, Item) and item.parts == ("a",)
+
+
+def test_a_lance_table_whose_reader_ends_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.lance" for number in range(2)]
+    for path in paths:
+        write_lance(pa.table({"text": [f"text {number}" for number in range(MOST_ROWS * 3)]}), path)
+    before = set(below(os.getpid()))
+    rows = Table(path=paths[0], columns=Columns(), media=Media(None, FetchPolicy(), 1), shard=Shard()).rows()
+    first = next(rows)
+    assert isinstance(first, Item) and first.parts == ("text 0",)
+    (reader,) = set(below(os.getpid())) - before
+    limits = Path(f"/proc/{reader}/limits").read_text()
+    assert re.search(r"Max file size +0 +0 ", limits) and "Max data size             8589934592" in limits
+    os.kill(reader, signal.SIGKILL)
+    *items, failure = rows
+    assert all(isinstance(row, Item) for row in items)
+    assert isinstance(failure, Failure) and failure.id == str(paths[0])
+    assert re.match(r"its reader crashed.*; rows from \d+ on are not read", failure.reason)
+    assert len(read(paths[1])) == MOST_ROWS * 3
+    assert set(below(os.getpid())) <= before
 
 
 def test_lines_that_went_away_end_themselves_alone(tmp_path: Path) -> None:

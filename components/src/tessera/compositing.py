@@ -20,15 +20,23 @@ Box = tuple[int, int, int, int]
 
 _WHITE: Final = (255, 255, 255)
 _MAX_CHUNKS: Final = 1000
+# Of sRGB, of which programs write all kinds of roundings; and those that can be meant at all.
+_USUAL_GAMMA: Final = 1 / 2.2
+_USUAL_APART: Final = 0.03
+_LEAST_GAMMA, _MOST_GAMMA = 0.1, 10.0
 _ANIMATED: Final = 0x02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transparency:
-    """What is transparent of an image: all outside ``box``, and the colour ``colour`` in 8 bits."""
+    """What is transparent of an image: all outside ``box``, and the colour ``colour`` in 8 bits.
+
+    ``gamma`` is what samples were raised to, where that is another one than sRGB's.
+    """
 
     box: Box | None = None
     colour: int | tuple[int, int, int] | None = None
+    gamma: float | None = None
 
     @classmethod
     def of(cls, image: Image.Image, data: bytes = b"") -> Transparency:
@@ -40,7 +48,8 @@ class Transparency:
             # A later one lies on those before it.
             return cls(box=None if image.tell() else tile.extents)
         if image.format == "PNG":
-            return cls(colour=_png_colour(tile.args, image.info.get("transparency")))
+            colour = _png_colour(tile.args, image.info.get("transparency"))
+            return cls(colour=colour, gamma=_png_gamma(image))
         return cls(box=_webp_frame(data) if image.format == "WEBP" else None)
 
 
@@ -49,8 +58,10 @@ def to_rgb(image: Image.Image, transparency: Transparency | None, *, param: str)
 
     Raises ``UnsupportedMedia`` for float samples and for integers beyond 16 bits, which have no agreed white.
     """
+    gamma = None if transparency is None else transparency.gamma
     if image.mode == "F" or image.mode == "I" or image.mode.startswith("I;16"):
-        return _of_wide(image, param=param)
+        wide = _of_wide(image, param=param)
+        return wide if gamma is None else wide.point(_as_srgb(gamma) * 3)
     if transparency is not None and transparency.colour is not None:
         # A program's image stays as it is.
         image = image.copy()
@@ -58,10 +69,14 @@ def to_rgb(image: Image.Image, transparency: Transparency | None, *, param: str)
     if image.has_transparency_data:
         layer = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
         found = Image.new("RGB", layer.size, _WHITE)
+        if gamma is not None:
+            layer = layer.point([*_as_srgb(gamma) * 3, *range(256)])
         found.paste(layer, mask=layer.getchannel("A"))
     else:
         # No copy of what is RGB already: it is loaded, and needs the file behind it no more.
         found = image.convert("RGB") if image.mode != "RGB" else image
+        if gamma is not None:
+            found = found.point(_as_srgb(gamma) * 3)
     box = None if transparency is None else transparency.box
     if box is None or box == (0, 0, *image.size):
         return found
@@ -81,6 +96,20 @@ def _of_wide(image: Image.Image, *, param: str) -> Image.Image:
     if isinstance(transparent, int):
         high[samples == transparent] = 255
     return Image.fromarray(high).convert("RGB")
+
+
+def _png_gamma(image: Image.Image) -> float | None:
+    gamma = image.info.get("gamma")
+    if "srgb" in image.info or not isinstance(gamma, float) or not _LEAST_GAMMA <= gamma <= _MOST_GAMMA:
+        return None
+    return None if abs(gamma - _USUAL_GAMMA) < _USUAL_APART else gamma
+
+
+def _as_srgb(gamma: float) -> list[int]:
+    """What samples of 8 bits, raised to ``gamma``, are as sRGB (IEC 61966-2-1)."""
+    light = (np.arange(256) / 255) ** (1 / gamma)
+    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return [int(value) for value in np.rint(255 * shown)]
 
 
 def _png_colour(rawmode: object, colour: object) -> int | tuple[int, int, int] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, Final
 
-from PIL import AvifImagePlugin, ExifTags, Image, ImageFile
+from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from tessera.errors import UnsupportedMedia
 from tessera.extras import absent, lack
@@ -21,6 +21,7 @@ from tessera.tiff import UPRIGHT
 _AVIF: Final = (b"avif", b"avis")
 _HEIC: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 _CONTAINERS: Final = (*_AVIF, *_HEIC, b"mif1", b"msf1")
+_FRAMES: Final = (b"av01", b"hvc1", b"hev1")
 _MAX_BOXES: Final = 10_000
 _PACKAGE: Final = "pillow_heif"
 
@@ -37,14 +38,19 @@ def format_of(data: bytes) -> str | None:
     return "AVIF" if brands & {*_AVIF} and data[8:12] not in _HEIC else "HEIF"
 
 
+def installed() -> bool:
+    """Whether HEIC files are read."""
+    return not absent(_PACKAGE)
+
+
 def needs_threads() -> bool:
     """Whether a decoder must be able to start threads: libde265 always has one of its own."""
-    return not absent(_PACKAGE)
+    return installed()
 
 
 def load_codecs() -> None:
     """Import what is installed, before the process is confined."""
-    if not absent(_PACKAGE):
+    if installed():
         import pillow_heif
 
         pillow_heif.options.DECODE_THREADS = 0
@@ -56,7 +62,7 @@ class HeifFile(ImageFile.ImageFile):
 
     def __init__(self, data: bytes, kind: str, *, param: str) -> None:
         """Raises ``UnsupportedMedia`` for what nothing that is installed reads, and ``ValueError``."""
-        if kind == "HEIF" and absent(_PACKAGE):
+        if kind == "HEIF" and not installed():
             needs = lack("pillow-heif", extra="heic")
             raise UnsupportedMedia(f"{param} is a HEIC file, which {needs}", param=param)
         self._data = data
@@ -72,8 +78,10 @@ class HeifFile(ImageFile.ImageFile):
         """Read the pixels; raises ``ValueError`` and ``OSError``."""
         if self._im is None:
             load_codecs()
-            with Image.open(BytesIO(self._data), formats=(str(self.format),)) as image:
+            with self._opened() as image:
                 turn = 1
+                # By which Pillow would turn it where the boxes do not.
+                image.info.pop("xmp", None)
                 if self.format == "AVIF":
                     # Where Pillow has what the boxes say; libheif turns the picture itself.
                     turn = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
@@ -84,13 +92,24 @@ class HeifFile(ImageFile.ImageFile):
             self.im, self._mode = found.im, found.mode
         return Image.Image.load(self)
 
+    def _opened(self) -> Image.Image:
+        try:
+            return Image.open(BytesIO(self._data), formats=(str(self.format),))
+        except UnidentifiedImageError:
+            # Chromium shows some that libavif refuses, such as those whose alpha does not say its size.
+            raise ValueError(f"it breaks the rules of {self.format} files") from None
+
 
 Box = tuple[bytes, int, int]
 
 
 def _size(data: bytes, *, cropped: bool) -> tuple[int, int]:
     """The upright size of the primary picture in pixels; raises ``ValueError`` where no box has it."""
-    meta = _box(data, b"meta", 0, len(data), skipped=4)
+    try:
+        meta = _box(data, b"meta", 0, len(data), skipped=4)
+        _box(data, b"pitm", *meta)
+    except ValueError:
+        return _size_of_frames(data)
     at = _box(data, b"pitm", *meta)[0]
     primary = int.from_bytes(data[at + 4 : at + (6 if data[at] == 0 else 8)], "big")
     properties = _box(data, b"iprp", *meta)
@@ -111,6 +130,22 @@ def _size(data: bytes, *, cropped: bool) -> tuple[int, int]:
     if size is None:
         raise ValueError("it does not say its size")
     return (size[1], size[0]) if turned else (size[0], size[1])
+
+
+def _size_of_frames(data: bytes) -> tuple[int, int]:
+    """The size of a sequence without a picture (ISO/IEC 14496-12, 12.1.3); raises ``ValueError``."""
+    movie = _box(data, b"moov", 0, len(data))
+    for name, begin, end in _boxes(data, *movie):
+        if name != b"trak":
+            continue
+        place = begin, end
+        for inner in (b"mdia", b"minf", b"stbl"):
+            place = _box(data, inner, *place)
+        for name, begin, end in _boxes(data, *_box(data, b"stsd", *place, skipped=8)):
+            if name in _FRAMES and begin + 28 <= end:
+                width, height = struct.unpack_from(">HH", data, begin + 24)
+                return width, height
+    raise ValueError("it does not say its size")
 
 
 def _properties_of(data: bytes, item: int, begin: int, end: int) -> Iterator[int]:

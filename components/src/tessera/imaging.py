@@ -12,7 +12,8 @@ What an image is, before a family resizes or cuts it:
 - turned upright by its EXIF orientation, and not by what XMP says, as a browser shows it;
 - transparency composited on white;
 - 16-bit samples reduced to their high byte, for grey as for colour;
-- CMYK, YCbCr, palette, grey and bilevel converted to RGB by Pillow, colour profiles ignored.
+- CMYK, YCbCr, palette, grey and bilevel converted to RGB by Pillow, colour profiles ignored;
+- of a PNG without a profile, samples of another brightness (gAMA) as sRGB.
 
 Float samples and integers beyond 16 bits have no agreed white, so they are refused.
 
@@ -37,9 +38,10 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from tessera import heif, tiff
+from tessera import bmp, heif, png, tiff
 from tessera.compositing import Transparency, to_rgb
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
+from tessera.file_kinds import kind_of
 from tessera.heif import needs_threads as needs_threads
 from tessera.tiff import UPRIGHT
 
@@ -55,6 +57,8 @@ _MAX_TIFF_BYTES: Final = 4 << 20
 _MAX_EXIF_BYTES: Final = 1 << 20
 # Of which the first frame may be a part of the canvas.
 _WITH_FRAMES: Final = ("GIF", "WEBP")
+# What Pillow says of a file whose pixels are not what they look like.
+_MARKS: Final = frozenset({"transparency", "gamma"})
 _XMP: Final = ("xmp", "XML:com.adobe.xmp")
 
 # Pillow warns from its limit on and raises from twice that. At our ceiling it never has anything to say
@@ -63,6 +67,12 @@ Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 # Its remarks on damaged metadata quote the file: senders could fill the log, and the memory in which
 # Python notes which texts it has shown.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def media_types() -> tuple[str, ...]:
+    """Return the media types of what this installation reads, as ``image/jpeg``."""
+    names = (*FORMATS, *(("HEIC", "HEIF") if heif.installed() else ()))
+    return tuple(f"image/{name.lower()}" for name in names)
 
 
 def load_codecs() -> None:
@@ -79,10 +89,10 @@ def load_codecs() -> None:
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        if data[:2] in (b"II", b"MM") or data[4:8] == b"ftyp":
+        if data[:4] in tiff.MAGIC or heif.format_of(data) is not None:
             image = _open_container(data, param=param)
         else:
-            image = _open_by_pillow(data)
+            image = _open_other(data, param=param)
         for name in _XMP:
             # Pillow would turn the image by it.
             image.info.pop(name, None)
@@ -90,6 +100,24 @@ def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> Imag
         if width < 1 or height < 1:
             raise InvalidInput(f"{param}: the image has no pixels ({width}x{height})", param=param)
         return image
+
+
+def _open_other(data: bytes, *, param: str) -> ImageFile.ImageFile:
+    """Open what is no container, by Pillow where it shows what the file does."""
+    if data.startswith(png.MAGIC):
+        data = png.needed(data)
+    try:
+        if data[:2] in (b"II", b"MM"):
+            # Pillow also reads dialects of TIFF to which no decoder here is put.
+            raise UnidentifiedImageError("not a TIFF")
+        return bmp.open_bmp(data) or _open_by_pillow(data)
+    except UnidentifiedImageError:
+        if (kind := kind_of(data)) is None:
+            raise
+        raise UnsupportedMedia(
+            f"{param} is {kind}, which is not read as an image; served are {', '.join(FORMATS)}",
+            param=param,
+        ) from None
 
 
 def _open_by_pillow(data: bytes) -> ImageFile.ImageFile:
@@ -104,9 +132,6 @@ def _open_container(data: bytes, *, param: str) -> ImageFile.ImageFile:
     """Open a TIFF, AVIF or HEIC file, by Pillow where it shows what the file does."""
     if (kind := heif.format_of(data)) is not None:
         return heif.HeifFile(data, kind, param=param)
-    if data[:4] not in tiff.MAGIC:
-        # Pillow also reads dialects of TIFF to which no decoder here is put.
-        raise UnidentifiedImageError("not a TIFF")
     data, own = tiff.open_tiff(data, param=param)
     try:
         return own or _open_by_pillow(data)
@@ -300,8 +325,11 @@ class Picture:
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
-            seen_through = image.format in _WITH_FRAMES or "transparency" in image.info
-            transparency = Transparency.of(image, self.data) if seen_through else None
+            if image.format == "PNG" and image.info.get("default_image"):
+                # What is shown where nothing moves, and no part of the animation.
+                image.seek(1)
+            marked = image.format in _WITH_FRAMES or not _MARKS.isdisjoint(image.info)
+            transparency = Transparency.of(image, self.data) if marked else None
             image.load()
             plain = image.mode == "RGB" and transparency is None
             found = image if plain else to_rgb(image, transparency, param=self.param)

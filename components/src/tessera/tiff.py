@@ -144,7 +144,10 @@ def cut(page: Directory) -> bytes:
     parts_tag, sizes_tag = (_TILES, _TILE_BYTES) if tiled else (_STRIPS, _STRIP_BYTES)
     if page.number(_COMPRESSION, 1) == 6 or _OLD_JPEG in page.entries or sizes_tag not in page.entries:
         # Tables of an old JPEG lie anywhere, and without sizes nobody knows where a strip ends.
-        return _headed(page, page.place) + page.data[8:]
+        (count,) = struct.unpack_from(f"{page.order}H", page.data, page.place)
+        end = page.place + 2 + 12 * count
+        # No other page follows it.
+        return _headed(page, page.place) + page.data[8:end] + bytes(4) + page.data[end + 4 :]
     places, sizes = page.numbers(parts_tag), page.numbers(sizes_tag)
     if len(places) != len(sizes):
         raise ValueError(f"{len(places)} parts and {len(sizes)} sizes of them")
@@ -262,6 +265,11 @@ class _Layout:
         return _COLOURS.get(self.photometric, self.samples)
 
     @property
+    def narrow_palette(self) -> bool:
+        """Whether a palette has numbers of 8 bits where they should have 16, as some scanners write it."""
+        return max(self.page.numbers(_PALETTE, (0,))) < 256
+
+    @property
     def misread(self) -> bool:
         """Whether Pillow shows something else, or nothing, and this module what is right."""
         if self.compression not in _OF_BYTES or self.photometric not in _COLOURS:
@@ -270,7 +278,9 @@ class _Layout:
         grey = self.photometric in (_WHITE_IS_ZERO, _BLACK_IS_ZERO)
         return (
             self.planes
-            or depth not in (1, 2, 4, 8, 16)
+            or depth not in ((8, 16) if self.colours > 1 else (1, 2, 4, 8, 16))
+            or (self.photometric == _CMYK and self.samples > self.colours)
+            or (self.photometric == _OF_PALETTE and (depth > 8 or self.narrow_palette))
             or (grey and self.samples > 1)
             or (grey and self.reversed_bits and depth >= 8)
             or (self.photometric == _WHITE_IS_ZERO and depth == 16)
@@ -340,7 +350,8 @@ def _on_white(layout: _Layout) -> Bytes:
         table = np.asarray(layout.page.numbers(_PALETTE), np.uint16)
         if len(table) != 3 << depth:
             raise ValueError(f"a palette of {len(table)} values for {depth} bits")
-        shown = (table.reshape(3, -1).T >> 8).astype(np.uint8)[values[..., 0]]
+        shift = 0 if layout.narrow_palette else 8
+        shown = (table.reshape(3, -1).T >> shift).astype(np.uint8)[values[..., 0]]
     else:
         shown = _eight(values[..., :colours], depth)
         if layout.photometric == _WHITE_IS_ZERO:

@@ -137,6 +137,8 @@ async def estimate(
 
     await asyncio.to_thread(read)
     for pictures, items in samples.items():
+        if not items:
+            continue
         kind = found.pictures if pictures else found.texts
         await embedder.embed(items[:_WARMING])
         measured = items[_WARMING:] or items

@@ -97,6 +97,10 @@ class Embedder(Protocol):
     @property
     def engines(self) -> int: ...
 
+    async def ready(self) -> None:
+        """Wait until items can be embedded; raises ``TesseraError``. Without it the first ones wait."""
+        ...
+
     async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         """One for each item, in their order. Raises ``TesseraError`` where no item can be embedded."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Self
 
@@ -15,33 +16,62 @@ from tessera_corpus.item import Embedded, Failure, Item
 
 
 class EngineEmbedder:
-    """Implements ``Embedder`` with the engines of a plan."""
+    """Implements ``Embedder`` with the engines of a plan, which start for the first items.
 
-    def __init__(self, engines: Engines, vectors: VectorSettings) -> None:
-        self._engines = engines
+    A run that has nothing to embed, and a query of another model, need none.
+    """
+
+    def __init__(self, plan: EnginePlan, vectors: VectorSettings, served: ModelInfo) -> None:
+        """``served`` is what the engines of ``plan`` have."""
+        self.served = served
+        self._plan = plan
         self._vectors = vectors
+        self._starting: asyncio.Task[Engines] | None = None
 
     @classmethod
-    async def start(cls, plan: EnginePlan, vectors: VectorSettings) -> Self:
-        """Raises ``TesseraError`` where an engine cannot be started."""
-        return cls(await Engines.start(plan), vectors)
-
-    @property
-    def served(self) -> ModelInfo:
-        return self._engines.model
+    async def open(cls, plan: EnginePlan, vectors: VectorSettings) -> Self:
+        """Raises ``TesseraError`` for what no engine can serve."""
+        return cls(plan, vectors, await asyncio.to_thread(_served, plan))
 
     @property
     def engines(self) -> int:
-        return self._engines.count
+        return len(self._plan.cards)
+
+    async def ready(self) -> None:
+        """Raises ``TesseraError`` where an engine cannot be started."""
+        await self._started()
 
     async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
-        return outcomes(items, await self._engines.embed([self._vectors.content_of(item) for item in items]))
+        engines = await self._started()
+        return outcomes(items, await engines.embed([self._vectors.content_of(item) for item in items]))
 
     async def usage(self) -> Usage:
-        return await self._engines.usage()
+        starting = self._starting
+        return await starting.result().usage() if starting is not None and _begun(starting) else Usage()
 
     async def close(self) -> None:
-        await self._engines.close()
+        if (starting := self._starting) is None:
+            return
+        starting.cancel()
+        await asyncio.wait([starting])
+        if _begun(starting):
+            await starting.result().close()
+
+    async def _started(self) -> Engines:
+        if self._starting is None:
+            self._starting = asyncio.create_task(Engines.start(self._plan))
+        return await asyncio.shield(self._starting)
+
+
+def _begun(starting: asyncio.Task[Engines]) -> bool:
+    return starting.done() and not starting.cancelled() and starting.exception() is None
+
+
+def _served(plan: EnginePlan) -> ModelInfo:
+    # Not for a service's clients, who have none of what it imports.
+    from tessera.local.description import model_of
+
+    return model_of(plan.loads[-1], plan.options)
 
 
 def outcomes(items: Sequence[Item], vectors: Vectors) -> list[Embedded | Failure]:

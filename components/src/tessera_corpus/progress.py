@@ -120,7 +120,7 @@ class Watch:
 
     def _limit(self, before: _Moment, now: _Moment) -> str:
         seconds = now.seconds - before.seconds
-        if not seconds:
+        if not seconds or self._progress.starting:
             return "start"
         if now.writing - before.writing > _MOST * seconds:
             return "disk"

@@ -58,6 +58,9 @@ class Progress:
     tokens: int = 0
     pictures: int = 0
     nbytes: int = 0
+    # Of engines: whether they are on their way, and the seconds until they were there.
+    starting: bool = False
+    starting_seconds: float = 0.0
     # Seconds: of waiting for rows with nothing under way to wait for, for room, and of writing.
     reading_seconds: float = 0.0
     full_seconds: float = 0.0
@@ -151,6 +154,11 @@ async def _embed(
                 if len(items) < len(taken):
                     await writer.put([row for row in taken if isinstance(row, Failure)])
                 if items:
+                    if not progress.nbytes:
+                        started, progress.starting = time.monotonic(), True
+                        await embedder.ready()
+                        progress.starting = False
+                        progress.starting_seconds = time.monotonic() - started
                     started = time.monotonic()
                     give_room = await room.take(weight, nbytes)
                     progress.full_seconds += time.monotonic() - started

@@ -184,6 +184,9 @@ class ServiceEmbedder:
             await service.close()
             raise
 
+    async def ready(self) -> None:
+        """A service is."""
+
     async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         found: list[Embedded | Failure] = []
         # What inputs are for is said once in a request.

@@ -11,9 +11,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.checkpoint.origin import origin
 from tessera.errors import (
-    ConfigError,
     Overloaded,
     RequestError,
     TesseraError,
@@ -28,20 +26,19 @@ from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.settings import Limits
-from tessera.frontend.widths import Widths
 from tessera.local.content import Content, ImageURL, Part
+from tessera.local.description import info_of, opened
 from tessera.local.messages import Load
-from tessera.local.model_info import ModelInfo
 from tessera.local.options import VectorOptions
 from tessera.local.parent import Died
 from tessera.local.usage import Usage
 from tessera.local.vectors import Vectors
 from tessera.local.workers import Workers
-from tessera.models import open_model, try_out
+from tessera.models import try_out
 from tessera.models.base import Model, Truncate
 from tessera.settings import GIB
 from tessera.tasks import Deadline
-from tessera.worker.settings import WorkerSettings, parse
+from tessera.worker.settings import WorkerSettings
 
 # Of one call. What waits does so behind what the same caller has asked for, so it is there to end what hangs.
 _SECONDS: Final = 3600.0
@@ -92,7 +89,7 @@ class Engine:
         local = LocalEmbedder(workers.ask, model)
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
-        self.model = _info(model, settings, options)
+        self.model = info_of(model, settings, options)
         self._width = self.model.width
 
     @classmethod
@@ -111,7 +108,7 @@ class Engine:
         Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here.
         """
         policy = MediaPolicy(allow_private=allow_private_media)
-        settings, model = await asyncio.to_thread(_open, loads[-1])
+        settings, model = await asyncio.to_thread(opened, loads[-1])
         await asyncio.to_thread(try_out, model)
         return cls(await Workers.start(loads, died, log), model, settings, options, policy)
 
@@ -222,41 +219,6 @@ def _part(part: Part | ImageURL, param: str) -> str | ImageSource:
     if isinstance(part, ImageURL):
         return ImageSource(url=part.url, param=param)
     return _File(url="", param=param, data=part.data)
-
-
-def model_of(load: Load, options: VectorOptions) -> ModelInfo:
-    """Describe the model that an engine would have, without one; raises as ``Engine.start``."""
-    settings, model = _open(load)
-    return _info(model, settings, options)
-
-
-def _open(load: Load) -> tuple[WorkerSettings, Model]:
-    settings = parse(load.flags, source=load.source or None)
-    return settings, open_model(settings.model_path, settings.model_options)
-
-
-def _info(model: Model, worker: WorkerSettings, options: VectorOptions) -> ModelInfo:
-    return ModelInfo(
-        name=worker.served_model_names[0],
-        fingerprint=model.fingerprint,
-        kind=model.output.kind,
-        width=_width_of(model, options),
-        images=model.vision is not None,
-        dimensions=tuple(model.dimensions),
-        checkpoint=origin(worker.model_path) or "",
-        activation=model.output.activation,
-    )
-
-
-def _width_of(model: Model, options: VectorOptions) -> int:
-    """Return the width of the vectors.
-
-    Raises ``ConfigError`` for one that the model does not offer.
-    """
-    widths = Widths.offered(model.dimensions, model.output.width, "")
-    if options.dimensions and options.dimensions not in widths:
-        raise ConfigError(f"{options.dimensions_param} {options.dimensions}: the model offers {widths}")
-    return options.dimensions or model.output.width
 
 
 async def _paused(seconds: float) -> float:

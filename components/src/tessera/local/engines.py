@@ -41,9 +41,11 @@ class Engines:
             async with asyncio.TaskGroup() as group:
                 for engine in engines._engines:
                     group.create_task(engine.start())
-        except BaseExceptionGroup as errors:
+        except BaseException as error:
             await engines.close()
-            raise errors.exceptions[0] from None
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
         return engines
 
     @property

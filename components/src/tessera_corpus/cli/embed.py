@@ -335,7 +335,7 @@ class _Run:
         finally:
             showing.cancel()
             shown.close()
-        rate = progress.embedded / progress.seconds
+        rate = progress.embedded / (progress.seconds - progress.starting_seconds)
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
         gone = f", {output.gone:,} gone and removed" if output.gone else ""
@@ -386,7 +386,7 @@ class _Run:
             key = os.environ.get(KEY_VARIABLE)
             return await ServiceEmbedder.start(settings.service, settings.vectors, settings.model, key)
         plan = await asyncio.to_thread(self._plan, self._model())
-        return await EngineEmbedder.start(plan, settings.vectors)
+        return await EngineEmbedder.open(plan, settings.vectors)
 
     def _model(self) -> str:
         return self._settings.model or model_of_environment()

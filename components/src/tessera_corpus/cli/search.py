@@ -303,7 +303,7 @@ async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
         return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)
     model = settings.model or model_of_environment()
     plan = plan_engines(model, settings.revision, vectors.options, log=["--log-level", "warning"], most=1)
-    return await EngineEmbedder.start(plan, vectors)
+    return await EngineEmbedder.open(plan, vectors)
 
 
 def _said(hit: Hit) -> str:

@@ -149,7 +149,7 @@ class EngineActor:
 
 def served_here(model: str, revision: str, passed: Sequence[str], vectors: VectorSettings) -> ModelInfo:
     """What engines will serve, found without one. Raises ``ConfigError`` and ``CheckpointError``."""
-    from tessera.local.engine import model_of
+    from tessera.local.description import model_of
 
     source = find(model, revision)
     opened = open_model(source.directory, {})

@@ -12,10 +12,11 @@ from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item, Row
 from tessera_corpus.pdf import PictureFormat
 from tessera_corpus.search import Place
-from tessera_corpus.sources.choice import LINES, TABLES, read_again
+from tessera_corpus.sources.choice import read_again
 from tessera_corpus.sources.folder import FILES
 from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.settings import ReadSettings
+from tessera_corpus.sources.tables import LINES, TABLES
 
 _GONE: Final = "it is not there any more"
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+from tessera.local.content import ImageFile
+
 _MAX_PAGE: Final = (1 << 31) - 1
 """What the tables of an output hold."""
 _MAX_DIGITS: Final = 20
@@ -60,6 +62,33 @@ def text_of(value: Any) -> Any:
         return value.decode()
     except UnicodeDecodeError as error:
         return Unreadable(f"not UTF-8 from byte {error.start} on")
+
+
+def images_of(value: Any) -> tuple[str | ImageFile, ...]:
+    """The images of a row: files and names, alone, in a list, or in structs as ``datasets`` writes them.
+
+    None of what is empty. Raises ``ValueError`` that says what is wrong, as a place of a list with nothing
+    in it.
+    """
+    if not isinstance(value, list | tuple):
+        found = _image_of(value)
+        return () if found is None else (found,)
+    images = []
+    for place, each in enumerate(value):
+        if (image := _image_of(each)) is None:
+            raise ValueError(f"nothing at place {place} of {len(value)} images")
+        images.append(image)
+    return tuple(images)
+
+
+def _image_of(value: Any) -> str | ImageFile | None:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if value is not None and not isinstance(value, str | bytes):
+        raise ValueError("expected bytes, a path or a URL, or a list of them")
+    if not value:
+        return None
+    return value if isinstance(value, str) else ImageFile(value)
 
 
 def page_of(value: Any) -> int | None:

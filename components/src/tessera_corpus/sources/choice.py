@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,19 +14,17 @@ from tessera.errors import ConfigError
 from tessera_corpus.item import Failure, Row, Source, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
+from tessera_corpus.sources.chain import Chain
 from tessera_corpus.sources.folder import FILES, Folder, Unreadable, printable, read_file, rows_of
 from tessera_corpus.sources.lines import Honoured, Lines
 from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.settings import ReadSettings, SourceSettings
 from tessera_corpus.sources.table import Table
+from tessera_corpus.sources.tables import LANCE, LINES, TABLES, Tables, tables_below
 
 STANDARD_INPUT: Final = "-"
-LINES: Final = frozenset({".jsonl", ".ndjson"})
-TABLES: Final = frozenset({".parquet", ".lance"})
 
 _MAGIC: Final = re.compile(r"[*?\[]")
-# What sources count themselves in differs: each is so much of the whole.
-_WEIGHT: Final = 1_000_000
 
 
 def open_source(words: Sequence[str], settings: SourceSettings, honoured: Honoured) -> Source:
@@ -79,8 +76,11 @@ def _source(word: str, settings: SourceSettings, media: Media, honoured: Honoure
             max_bytes=settings.max_line_bytes,
             shard=shard,
         )
+    if path.is_dir() and ending != LANCE and (below := tables_below(path)) is not None:
+        sources = [_source(str(each), settings, media, honoured, alone=False) for each in below.paths]
+        return Tables(sources, root=path, shard=shard, others=below.others)
     if ending in TABLES and path.exists():
-        return Table(path=path, columns=settings.columns, media=media, shard=shard)
+        return Table(path=path, columns=settings.columns, media=media, shard=shard, alone=alone)
     if path.is_dir():
         return Folder(root=path, max_bytes=most, shard=shard, prefix="" if alone else f"{path}/")
     if path.is_file():
@@ -166,27 +166,3 @@ class File:
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
-
-
-@dataclass(slots=True)
-class Chain:
-    """Sources one after another."""
-
-    sources: Sequence[Source]
-
-    def position(self) -> Position:
-        read = 0
-        for source in self.sources:
-            position = source.position()
-            read += position.read * _WEIGHT // position.most if position.most else 0
-        return Position(read=read, most=_WEIGHT * len(self.sources))
-
-    def gives(self, id: str, place: str, page: int | None) -> bool:
-        return any(source.gives(id, place, page) for source in self.sources)
-
-    def passed_over(self) -> Mapping[str, int]:
-        return sum((Counter(source.passed_over()) for source in self.sources), Counter[str]())
-
-    def rows(self) -> Iterator[Row]:
-        for source in self.sources:
-            yield from source.rows()

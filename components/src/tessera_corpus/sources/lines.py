@@ -24,7 +24,7 @@ from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
 from tessera_corpus.sources.folder import DOCUMENTS
 from tessera_corpus.sources.media import Media
-from tessera_corpus.sources.pictures import picture_rows
+from tessera_corpus.sources.pictures import has_pages, picture_rows
 
 _CHUNK: Final = 1 << 20
 _PDF: Final = b"%PDF-"
@@ -46,12 +46,13 @@ class Honoured:
 class Lines:
     """The lines of a file, or of standard input.
 
-    A plain line is an object with ``text``, ``image`` (a path, a URL or a data URL) or both, and an ``id``:
-    without one FILE:LINE. An image that ends in .pdf is a document. Other keys mean nothing. A batch line
-    has a ``custom_id`` and a ``body`` for ``/v1/embeddings``; of several inputs each is ``CUSTOM_ID#N``,
-    from 0, and so is a single one whose ``CUSTOM_ID`` could be the id of another's input. What cannot be read
-    is a failure that names the line, and reading goes on behind it. What batch lines ask for is checked where
-    ``honoured`` says what the run does.
+    A plain line is an object with ``text``, ``image`` (a path, a URL or a data URL, or a list of them) or
+    both, and an ``id``: without one FILE:LINE. The images of a list are one input. An image that ends in .pdf
+    is a document. Other keys mean nothing. A batch line has a ``custom_id`` and a ``body`` for
+    ``/v1/embeddings``; of several inputs each is ``CUSTOM_ID#N``, from 0, and so is a single one whose
+    ``CUSTOM_ID`` could be the id of another's input. What cannot be read is a failure that names the line,
+    and reading goes on behind it. What batch lines ask for is checked where ``honoured`` says what the run
+    does.
     """
 
     name: str
@@ -136,13 +137,15 @@ class Lines:
         if not self.shard.holds(id):
             return []
         text, image = value.get("text"), value.get("image")
-        for key, found in (("text", text), ("image", image)):
-            if found is not None and not isinstance(found, str):
-                return self._failed(id, where, f"{key}: expected a text")
-        if not image and not (text or "").strip():
+        if text is not None and not isinstance(text, str):
+            return self._failed(id, where, "text: expected a text")
+        images = image if isinstance(image, list) else [image] if image else []
+        if not all(isinstance(each, str) and each for each in images):
+            return self._failed(id, where, "image: expected a text, or a list of texts")
+        if not images and not (text or "").strip():
             return self._failed(id, where, "neither text nor image")
-        if image:
-            return lambda: made_of(id, where, text or "", image, self.media)
+        if images:
+            return lambda: made_of(id, where, text or "", images, self.media)
         return [Item(id=id, source=where, parts=(text or "",))]
 
     def _batch(self, value: dict[str, Any], where: str) -> Work:
@@ -209,27 +212,36 @@ def _check(request: EmbeddingsRequest, honoured: Honoured) -> None:
 
 
 def made_of(
-    id: str, source: str, text: str, image: str | bytes, media: Media, page: int | None = None
+    id: str, source: str, text: str, images: Sequence[str | ImageFile], media: Media, page: int | None = None
 ) -> list[Row]:
-    """The rows of a text and an image, either of them empty; an image is its bytes, or what names it."""
+    """The rows of a text and of images, which are one input; an image is a file, or what names it."""
 
     def failed(reason: str) -> list[Row]:
         return [Failure(id=id, source=source, page=page, reason=reason)]
 
     try:
-        data = media.read(image) if isinstance(image, str) and image else image
+        files = [media.read(image) if isinstance(image, str) else image.data for image in images]
     except RequestError as error:
         return failed(str(error))
-    if isinstance(data, str):
-        return [Item(id=id, source=source, page=page, parts=(text,))]
-    if not data:
+    if not all(files):
         return failed("image: empty")
-    named = isinstance(image, str) and PurePosixPath(urlsplit(image[:4096]).path).suffix.lower() in DOCUMENTS
-    if named or data.startswith(_PDF):
-        if text.strip():
+    beside = (text,) if text.strip() else ()
+    documents = any(map(_is_document, images, files))
+    if len(files) == 1 and documents:
+        if beside:
             return failed("a document has texts of its own, and there is one beside it")
-        return [Document(id=id, source=source, data=data)]
-    return picture_rows(id, source, data, text=text, page=page)
+        return [Document(id=id, source=source, data=files[0])]
+    if len(files) == 1:
+        return picture_rows(id, source, files[0], text=text, page=page)
+    if documents or any(map(has_pages, files)):
+        return failed("a file of several pages among several images")
+    parts = (*map(ImageFile, files), *beside) if files else (text,)
+    return [Item(id=id, source=source, page=page, parts=parts)]
+
+
+def _is_document(image: str | ImageFile, data: bytes) -> bool:
+    named = isinstance(image, str) and PurePosixPath(urlsplit(image[:4096]).path).suffix.lower() in DOCUMENTS
+    return named or data.startswith(_PDF)
 
 
 def _written(line: bytes) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from tessera.errors import Unavailable
 from tessera.extras import absent, missing
+from tessera.local.content import ImageFile
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
 from tessera_corpus.sources import cells
@@ -44,12 +45,11 @@ class Unread(Exception):
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True):
-    """The columns of a row that are there; ``place`` names an image. Or what is wrong with them."""
+    """The columns of a row that are there; an image is a file, or named. Or what is wrong with them."""
 
     id: str | None = None
     text: str | None = None
-    image: bytes | None = None
-    place: str | None = None
+    images: tuple[str | ImageFile, ...] = ()
     page: int | None = None
     wrong: str = ""
 
@@ -72,15 +72,13 @@ def values_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Values:
         page = cells.page_of(cell.get("page"))
     except ValueError as error:
         return Values(id=id, wrong=f"{names['page']}: {error}")
-    if isinstance(image, dict):
-        image = image.get("bytes") or image.get("path")
     if text is not None and not isinstance(text, str):
         return Values(id=id, page=page, wrong=f"{names['text']}: expected a text")
-    if image is not None and not isinstance(image, str | bytes):
-        return Values(id=id, page=page, wrong=f"{names['image']}: expected bytes, a path or a URL")
-    if isinstance(image, str):
-        return Values(id=id, text=text, place=image, page=page)
-    return Values(id=id, text=text, image=image, page=page)
+    try:
+        images = cells.images_of(image)
+    except ValueError as error:
+        return Values(id=id, page=page, wrong=f"{names['image']}: {error}")
+    return Values(id=id, text=text, images=images, page=page)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

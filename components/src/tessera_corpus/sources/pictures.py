@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from tessera import tiff
@@ -12,6 +13,11 @@ from tessera_corpus.item import Failure, Item, Row
 _MAX_PAGES: Final = 10_000
 # Of all pages together, in files: those of a scanner share nothing, and hostile ones may share all.
 _MOST_TIMES: Final = 2
+
+
+def has_pages(data: bytes) -> bool:
+    """Whether a file has several pages."""
+    return len(list(islice(tiff.pages(data), 2))) > 1
 
 
 def picture_rows(id: str, source: str, data: bytes, *, text: str = "", page: int | None = None) -> list[Row]:

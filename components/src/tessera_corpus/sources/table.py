@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from tessera.errors import ConfigError
-from tessera.extras import missing
 from tessera_corpus.item import Failure, Row, file_of
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
-from tessera_corpus.sources import cells
 from tessera_corpus.sources.ahead import Work, ahead
+from tessera_corpus.sources.lance import LanceTable
 from tessera_corpus.sources.lines import made_of
 from tessera_corpus.sources.media import Media
-from tessera_corpus.sources.parquet import MOST_ROWS, Unread, Values, named, values_of
+from tessera_corpus.sources.parquet import Unread, Values
 from tessera_corpus.sources.settings import Columns
 
 
@@ -27,15 +26,17 @@ class Table:
     """Rows of a file of Parquet, or of a Lance table, by their columns.
 
     An image is a file's bytes, what names it, or a struct of ``bytes`` and ``path`` as ``datasets`` writes
-    them. A row without an id has FILE:ROW, from 0. Rows are read as they are needed, those of Parquet by the
-    confined process of ``media``. A table that is damaged is a failure of its own, behind the rows that
-    could be read.
+    them; the images of a list are one input. A row without an id has FILE:ROW, from 0. Rows are read as they
+    are needed, those of Parquet by the confined process of ``media``, those of Lance by a process of their
+    own. A table that is damaged is a failure of its own, behind the rows that could be read, and so is one of
+    several that has nothing to embed.
     """
 
     path: Path
     columns: Columns
     media: Media
     shard: Shard
+    alone: bool = True
     _read: int = 0
     _most: int = 0
 
@@ -50,7 +51,7 @@ class Table:
         return {}
 
     def rows(self) -> Iterator[Row]:
-        """Raises ``ConfigError`` where it has neither texts nor images, or a package is not installed."""
+        """Raises ``ConfigError`` where it alone has neither texts nor images, or a package is missing."""
         yield from ahead(self._works())
 
     def at(self, number: int) -> Sequence[Row]:
@@ -76,6 +77,8 @@ class Table:
         try:
             with self._opened() as table:
                 self._most = table.count
+                if not self.alone and (lack := self._lack(table.names)) is not None:
+                    raise Unread(lack)
                 self._check(table.names)
                 for values in chain.from_iterable(table.batches()):
                     self._read += 1
@@ -92,34 +95,39 @@ class Table:
 
     def _work(self, id: str, values: Values, number: int) -> Work:
         # Bytes are there; what is named has to be read.
-        if values.place is not None:
+        if any(isinstance(image, str) for image in values.images):
             return lambda: self._rows(id, values, number)
         return self._rows(id, values, number)
 
     def _rows(self, id: str, values: Values, number: int) -> list[Row]:
         source = f"{self.path}:{number}"
-        text, image, page = values.text, values.image or values.place, values.page
+        text, images, page = values.text, values.images, values.page
         if values.wrong:
             return [Failure(id=id, source=source, page=page, reason=values.wrong)]
-        if not image and not (text or "").strip():
+        if not images and not (text or "").strip():
             return [Failure(id=id, source=source, page=page, reason="neither text nor image")]
-        return made_of(id, source, text or "", image or "", self.media, page)
+        return made_of(id, source, text or "", images, self.media, page)
 
     @contextmanager
     def _opened(self) -> Iterator[_Opened]:
-        if self.path.suffix == ".lance":
-            yield _Lance(self.path, self.columns)
-            return
-        with closing(self.media.tables(self.columns).open(self.path)) as table:
+        lance = self.path.suffix.lower() == ".lance"
+        with closing(
+            LanceTable(self.path, self.columns) if lance else self.media.tables(self.columns).open(self.path)
+        ) as table:
             yield table
 
     def _check(self, there: Sequence[str]) -> None:
+        if (lack := self._lack(there)) is not None:
+            raise ConfigError(f"{self.path}: {lack}")
+
+    def _lack(self, there: Sequence[str]) -> str | None:
         wanted = {key: getattr(self.columns, key) for key in ("text", "image")}
-        if not any(name in there for name in wanted.values()):
-            raise ConfigError(
-                f"{self.path}: has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
-                f"{', '.join(there)}; --text-column and --image-column name others"
-            )
+        if any(name in there for name in wanted.values()):
+            return None
+        return (
+            f"has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
+            f"{', '.join(there)}; --text-column and --image-column name others"
+        )
 
 
 class _Opened(Protocol):
@@ -134,48 +142,3 @@ class _Opened(Protocol):
     def batches(self) -> Iterator[Sequence[Values]]: ...
 
     def rows(self, first: int, most: int) -> Sequence[Values]: ...
-
-
-class _Lance:
-    """A Lance table, read in this process: its library has threads, and opens files as it goes."""
-
-    def __init__(self, path: Path, columns: Columns) -> None:
-        try:
-            import lance
-        except ImportError:
-            raise missing("a Lance table", "pylance", extra="lance") from None
-        with _of_lance():
-            self._table = lance.dataset(str(path))
-            self.count: int = self._table.count_rows()
-            self.names: list[str] = self._table.schema.names
-        self._named = named(columns, self.names)
-
-    def batches(self) -> Iterator[Sequence[Values]]:
-        with _of_lance():
-            for batch in self._table.to_batches(
-                columns=self._columns, batch_size=MOST_ROWS, scan_in_order=True
-            ):
-                yield [values_of(row, self._named) for row in cells.rows_of(batch)]
-
-    def rows(self, first: int, most: int) -> Sequence[Values]:
-        with _of_lance():
-            found = self._table.take(range(first, first + most), columns=self._columns)
-            return [values_of(row, self._named) for row in cells.rows_of(found)]
-
-    @property
-    def _columns(self) -> list[str]:
-        return sorted(set(self._named.values()))
-
-
-@contextmanager
-def _of_lance() -> Iterator[None]:
-    """Raise ``Unread`` for what the library raises."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise Unread(" ".join(str(error).split())) from None
-    except BaseException as error:
-        # What Rust's panics are.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise Unread("its reader crashed") from None

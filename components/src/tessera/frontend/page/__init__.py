@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.routes import ApiRoute
+from tessera.imaging import media_types
 
 SCRIPTS: Final = ("elements.js", "service.js", "command.js", "pictures.js", "status.js", "main.js")
 """In the order in which they are put together: they share one scope."""
@@ -31,7 +32,13 @@ class Page:
         style = (_FOLDER / "page.css").read_text("utf-8")
         script = "\n".join((_FOLDER / name).read_text("utf-8") for name in SCRIPTS)
         html = (_FOLDER / "page.html").read_text("utf-8")
-        self.html = html.replace("/* style */", style).replace("/* script */", script).encode()
+        for mark, text in (
+            ("/* style */", style),
+            ("/* script */", script),
+            ("/* media types */", ",".join(media_types())),
+        ):
+            html = html.replace(mark, text)
+        self.html = html.encode()
         self.etag = f'"{hashlib.sha256(self.html).hexdigest()[:32]}"'
         self.policy = "; ".join(
             (

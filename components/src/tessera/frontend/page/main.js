@@ -75,7 +75,8 @@ page.search.addEventListener("submit", (event) => {
 });
 page["query-choose"].addEventListener("click", () => page["query-file"].click());
 page["query-file"].addEventListener("change", () => {
-  const [file] = page["query-file"].files;
+  const [chosen] = page["query-file"].files;
+  const file = chosen && typed({ file: chosen }).file;
   if (file) setQueryPicture({ file, name: file.name, type: file.type, url: URL.createObjectURL(file) });
   page["query-file"].value = "";
   page["query-remove"].focus();

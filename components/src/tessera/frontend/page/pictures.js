@@ -1,6 +1,9 @@
 // The pictures to search in: read, embedded in small requests, shown in the order of their scores.
 
-const READ_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff"]);
+// What the service reads, as the file picker has it.
+const READ_TYPES = new Set(page.files.accept.split(","));
+// Of files whose type not every browser knows.
+const TYPES_OF_ENDINGS = { avif: "image/avif", heic: "image/heic", heif: "image/heif", hif: "image/heif" };
 const REQUEST_PICTURES = 8;
 const REQUEST_BYTES = 8 << 20;
 
@@ -24,12 +27,20 @@ function fail(name, error) {
   page.failures.append(make("p", {}, `${name}: ${error.message}`));
 }
 
+/** The same with the type of its ending, where the browser knows none. */
+function typed(entry) {
+  const { file } = entry;
+  const type = file.type || TYPES_OF_ENDINGS[file.name.split(".").pop().toLowerCase()];
+  return type && type !== file.type ? { ...entry, file: new File([file], file.name, { type }) } : entry;
+}
+
 /** Take pictures in and embed them; `entries` are {file, name, alt}. */
 async function addPictures(entries) {
   page.failures.replaceChildren();
-  for (const { file, name, alt } of entries) {
+  for (const { file, name, alt } of entries.map(typed)) {
     if (!READ_TYPES.has(file.type)) {
-      fail(name, new Error("not JPEG, PNG, WebP, GIF, BMP or TIFF"));
+      const names = [...READ_TYPES].map((type) => type.slice("image/".length));
+      fail(name, new Error(`none of what is read here: ${names.join(", ")}`));
     } else if (!pictures.some((had) => had.name === name && had.file.size === file.size)) {
       pictures.push({ name, alt: alt ?? name, file, type: file.type, url: URL.createObjectURL(file) });
     }
