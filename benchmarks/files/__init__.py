@@ -1,0 +1,1 @@
+"""``python -m benchmarks.files FOLDER``: how files of a folder are read, beside programs that show them."""
