@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -148,7 +149,9 @@ def _ink(image: Image.Image) -> float:
 
 
 def _words(text: str) -> Counter[str]:
-    return Counter(_WORD.findall(text.casefold()))
+    # Arabic letters in their forms, ligatures and marks of direction are the same words without.
+    plain = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+    return Counter(_WORD.findall(unicodedata.normalize("NFKC", plain).casefold()))
 
 
 def _by_poppler(path: Path, scratch: Path, most_pages: int) -> dict[int, Shown]:

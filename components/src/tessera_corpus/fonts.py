@@ -20,13 +20,15 @@ from typing import Any, Final
 
 from tessera.extras import absent
 
-PACKAGES: Final = ("pymupdf_fonts", "cvttf_NotoSansCJK_Regular", "fontTools")
+_PACKAGES: Final = ("pymupdf_fonts", "cvttf_NotoSansCJK_Regular", "fontTools")
 
 # Of ``fpdf_sysfontinfo.h``: Japanese, Korean, simplified and traditional Chinese.
 _EAST_ASIAN: Final = (128, 129, 134, 136)
 
 # What PDFium's own fonts draw: Windows-1252, and what Adobe's standard Latin set has besides.
 _OWN: Final = frozenset(bytes(range(32, 256)).decode("cp1252", "ignore")) | frozenset("ıˆˇ˘˙˚˛˜˝−⁄ﬁﬂ")
+# Characters of which one is looked at.
+_SAMPLED: Final = 8
 # They are drawn by fonts of PDFium's own, whose letters Unicode has elsewhere.
 _PICTORIAL: Final = ("Symbol", "ZapfDingbats")
 
@@ -65,7 +67,9 @@ class Fonts:
     """
 
     def __init__(self, raw: Any) -> None:
-        self._fonts = [] if absent(*PACKAGES) else list(_installed())
+        # Looked for now: a confined process that looks for a module ends.
+        self.installed = not absent(*_PACKAGES)
+        self._fonts = list(_installed()) if self.installed else []
         self._raw = raw
         self._first: _Font | None = None
         self._used: set[str] = set()
@@ -156,12 +160,16 @@ def lacking(textpage: Any, raw: Any) -> Counter[str]:
     """
     count = textpage.count_chars()
     text = textpage.get_text_range() if count > 0 else ""
-    if not any(map(_is_lacking, set(text))) and len(text) == count:
+    # What the file does not say may be any character, and is so for whole runs.
+    some = range(0, count, _SAMPLED)
+    if not any(map(_is_lacking, set(text))) and not any(
+        raw.FPDFText_HasUnicodeMapError(textpage, index) == 1 for index in some
+    ):
         return Counter()
     found: Counter[str] = Counter()
     for index in range(count):
         letter = chr(raw.FPDFText_GetUnicode(textpage, index))
-        unknown = letter in "\0\ufffd" or raw.FPDFText_HasUnicodeMapError(textpage, index) == 1
+        unknown = letter == "\ufffd" or raw.FPDFText_HasUnicodeMapError(textpage, index) == 1
         if not (unknown or _is_lacking(letter)) or raw.FPDFText_IsGenerated(textpage, index) == 1:
             continue
         drawn = raw.FPDFText_GetTextObject(textpage, index)

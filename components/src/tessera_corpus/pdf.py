@@ -25,7 +25,7 @@ from tessera.extras import absent, lack, missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
 from tessera_corpus import layers
-from tessera_corpus.fonts import PACKAGES, Fonts, lacking
+from tessera_corpus.fonts import Fonts, lacking
 
 POINTS: Final = 72
 """An inch has so many of the units in which a page is measured."""
@@ -208,6 +208,7 @@ class Handler:
         self._file: _File | None = None
         _without_system_fonts(pypdfium2.raw)
         self._fonts = Fonts(pypdfium2.raw)
+        self._how = f"to draw more {lack('fonts', extra='fonts')}"
         # What the wrapper imports late and what PDFium reads once is there before the first file.
         with pypdfium2.PdfDocument(_SMALL) as document:
             page = document[0]
@@ -301,7 +302,10 @@ class Handler:
                 finally:
                     document.close()
                 missing_letters = self._fonts.still_lacking(missing_letters)
-        return _warning(missing_letters) if missing_letters else None
+        if not missing_letters:
+            return None
+        warning = _warning(missing_letters)
+        return warning if self._fonts.installed else f"{warning}; {self._how}"
 
     def _forget(self) -> None:
         if self._file is not None:
@@ -415,7 +419,7 @@ def _warning(missing_letters: Counter[str]) -> str:
     named = "".join(sorted(letter for letter in missing_letters if letter != "\ufffd")[:_NAMED])
     what = f"{count} letter{'s' * (count > 1)} without a font"
     what += f": {named}" if named else ""
-    return f"{what}; {lack('fonts', extra='fonts')}" if absent(*PACKAGES) else what
+    return what
 
 
 def _buffer(memory: Memory, nbytes: int) -> Any:
