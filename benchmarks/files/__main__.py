@@ -20,7 +20,9 @@ _PARTS: Final = [name for name in ("pictures", "documents") if find_spec(f"bench
 def main(argv: Sequence[str] | None = None) -> int:
     parser = usage.parser("benchmarks.files", __doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", action="append", choices=_PARTS, help="may be repeated; all of them otherwise")
+    parser.add_argument(
+        "--part", action="append", choices=_PARTS, help="may be repeated; all of them otherwise"
+    )
     parser.add_argument("--out", type=Path, help="a folder for JSON lines with what was found of each file")
     options = parser.parse_args(argv)
     out: Path | None = options.out

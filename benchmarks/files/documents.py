@@ -88,7 +88,9 @@ def check(folder: Path, out: Path | None = None, *, most_pages: int = 2) -> bool
             lines.write(json.dumps(asdict(found)) + "\n")
             lines.flush()
             if found.verdict in BAD:
-                print(f"{found.verdict}: {found.path} page {found.page}: {found.said} {found.ink} {found.words}")
+                print(
+                    f"{found.verdict}: {found.path} page {found.page}: {found.said} {found.ink} {found.words}"
+                )
     rows = [[said, str(counts[verdict])] for verdict, said in VERDICTS.items()]
     print(table(("pages", "count"), rows))
     return any(counts[verdict] for verdict in BAD)

@@ -29,8 +29,8 @@ def pdf(
     """A file with a page for each of ``contents``.
 
     ``page``, ``catalog``, ``resources`` and ``trailer`` are more entries of these dictionaries. ``objects``
-    are numbered from 10 on; pages follow. ``font`` is the one called F. ``password`` encrypts the file by RC4 (an empty one: for who knows
-    no password).
+    are numbered from 10 on; pages follow. ``font`` is the one called F. ``password`` encrypts the file by
+    RC4 (an empty one: for who knows no password).
     """
     first = 10 + len(objects)
     kids = " ".join(f"{first + 2 * index} 0 R" for index in range(len(contents)))

@@ -122,7 +122,9 @@ class Fonts:
             setattr(info, name, types[name](call))
         return info
 
-    def _map(self, info: Any, weight: int, italic: int, charset: int, pitch: int, face: Any, exact: Any) -> Any:
+    def _map(
+        self, info: Any, weight: int, italic: int, charset: int, pitch: int, face: Any, exact: Any
+    ) -> Any:
         """A handle: the font's place, from 1."""
         self.asked = True
         if self._first is None:
