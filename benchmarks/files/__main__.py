@@ -1,4 +1,4 @@
-"""``python -m benchmarks.files FOLDER``: files of a folder as they are embedded, beside programs that show them.
+"""``python -m benchmarks.files FOLDER``: files as they are embedded, beside programs that show them.
 
 Pictures are compared with ImageMagick and Chromium, see ``pictures``; PDF files with poppler, see
 ``documents``. The status is 1 where anything is wrong.

@@ -577,8 +577,6 @@ def test_text_beyond_the_edges_is_not_read_and_lines_are_kept(both: Drawing) -> 
     shown = "".join(line(f"line {number}", x=20, y=120 - 25 * number) for number in range(5))
     beyond = pdf([shown + line("beyond", y=300)], page="/CropBox[0 0 200 150]")
     inside, cropped = both.rows(pdf([shown]), beyond)
-        pdf([shown]), pdf([shown + line("beyond", y=300)], page="/CropBox[0 0 200 150]")
-    )
     assert isinstance(inside, Item) and isinstance(cropped, Item)
     assert inside.parts[1] == cropped.parts[1] == "line 0\nline 1\nline 2\nline 3\nline 4"
 

@@ -26,7 +26,9 @@ _PACKAGES: Final = ("pymupdf_fonts", "cvttf_NotoSansCJK_Regular", "fontTools")
 _EAST_ASIAN: Final = (128, 129, 134, 136)
 
 # What PDFium's own fonts draw: Windows-1252, and what Adobe's standard Latin set has besides.
-_OWN: Final = frozenset(bytes(range(32, 256)).decode("cp1252", "ignore")) | frozenset("ıˆˇ˘˙˚˛˜˝−⁄ﬁﬂ")
+_OWN: Final = frozenset(bytes(range(32, 256)).decode("cp1252", "ignore")) | frozenset(
+    "\u0131\u02c6\u02c7\u02d8\u02d9\u02da\u02db\u02dc\u02dd\u2212\u2044\ufb01\ufb02"
+)
 # Characters of which one is looked at.
 _SAMPLED: Final = 8
 # They are drawn by fonts of PDFium's own, whose letters Unicode has elsewhere.
