@@ -71,6 +71,6 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     needed = ("worker", "nixl", "heic", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
     service = names(PROJECT["dependencies"]) | set().union(*(names(list(extras[extra])) for extra in needed))
     exporters = {name for name in service if name.startswith("opentelemetry-exporter-")}
-    corpus = set().union(*(names(list(extras[extra])) for extra in ("corpus", "lance", "ray")))
+    corpus = set().union(*(names(list(extras[extra])) for extra in ("corpus", "fonts", "lance", "ray")))
     assert distributions() - service - corpus == set()
     assert service - exporters - UNSEEN - distributions() == set()

@@ -24,12 +24,13 @@ def pdf(
     objects: Sequence[bytes] = (),
     trailer: str = "",
     password: bytes | None = None,
+    font: str = "3 0 R",
 ) -> bytes:
     """A file with a page for each of ``contents``.
 
     ``page``, ``catalog``, ``resources`` and ``trailer`` are more entries of these dictionaries. ``objects``
-    are numbered from 10 on; pages follow. ``password`` encrypts the file by RC4 (an empty one: for who knows
-    no password).
+    are numbered from 10 on; pages follow. ``font`` is the one called F. ``password`` encrypts the file by
+    RC4 (an empty one: for who knows no password).
     """
     first = 10 + len(objects)
     kids = " ".join(f"{first + 2 * index} 0 R" for index in range(len(contents)))
@@ -48,7 +49,7 @@ def pdf(
         number = first + 2 * index
         bodies[number] = (
             f"<</Type/Page/Parent 2 0 R/MediaBox[{box}]/Contents {number + 1} 0 R"
-            f"/Resources<</Font<</F 3 0 R>>{resources}>>{page}>>"
+            f"/Resources<</Font<</F {font}>>{resources}>>{page}>>"
         ).encode()
         data = content.encode("latin-1")
         if key:

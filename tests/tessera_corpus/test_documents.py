@@ -438,7 +438,151 @@ def test_a_hidden_field_and_an_empty_box_are_not_shown(both: Drawing, field: str
     assert (pixels(page)[150:] == 255).all()
 
 
+def unembedded(letters: str, subtype: str = "TrueType", name: str = "ArialMT") -> bytes:
+    """A page with one letter for each glyph name, of a font that is not in the file."""
+    names = letters.split()
+    descriptor = (
+        f"/FontDescriptor<</Type/FontDescriptor/FontName/{name}/Flags 32/FontBBox[0 -200 1000 900]"
+        "/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>"
+    )
+    font = (
+        f"<</Type/Font/Subtype/{subtype}/BaseFont/{name}/FirstChar 1/LastChar {len(names)}"
+        f"/Widths[{'600 ' * len(names)}]{descriptor}"
+        f"/Encoding<</Type/Encoding/Differences[1/{'/'.join(names)}]>>>>"
+    )
+    shown = "".join(f"\\{number:03o}" for number in range(1, len(names) + 1))
+    return pdf([f"BT /F 24 Tf 20 50 Td ({shown}) Tj ET"], objects=[font.encode()], font="10 0 R")
+
+
+def east_asian(name: str, ordering: str, encoding: str, text: str) -> bytes:
+    """A page with a text in one of Adobe's fonts that no file has."""
+    font = (
+        f"<</Type/Font/Subtype/Type0/BaseFont/{name}/Encoding/{encoding}/DescendantFonts[<</Type/Font"
+        f"/Subtype/CIDFontType0/BaseFont/{name}/DW 1000/CIDSystemInfo<</Registry(Adobe)"
+        f"/Ordering({ordering})/Supplement 2>>/FontDescriptor<</Type/FontDescriptor/FontName/{name}/Flags 4"
+        "/FontBBox[0 -200 1000 900]/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>>>]>>"
+    )
+    shown = text.encode("utf-16-be").hex()
+    return pdf([f"BT /F 24 Tf 20 50 Td <{shown}> Tj ET"], objects=[font.encode()], font="10 0 R")
+
+
+CYRILLIC = "afii10017 afii10018 afii10019"
+UNEMBEDDED = {
+    "Cyrillic": (unembedded(CYRILLIC), "АБВ"),
+    "Cyrillic in Type 1": (unembedded(CYRILLIC, "Type1", "Helvetica"), "АБВ"),
+    "Cyrillic with serifs": (unembedded(CYRILLIC, name="TimesNewRomanPSMT"), "АБВ"),
+    "Cyrillic in a font that nobody knows": (unembedded(CYRILLIC, name="Lobster"), "АБВ"),
+    "Polish": (unembedded("zdotaccent lslash aogonek"), "żłą"),
+    "Turkish": (unembedded("Gbreve Idotaccent scedilla"), "Ğİş"),
+    "Greek": (unembedded("Alpha beta gamma"), "Αβγ"),
+    "Hebrew": (unembedded("afii57664 afii57665"), "בא"),
+    "Arabic": (unembedded("afii57409 afii57416"), "بء"),
+    "simplified Chinese": (east_asian("STSong-Light", "GB1", "UniGB-UCS2-H", "文汉"), "文汉"),
+    "traditional Chinese": (east_asian("MSung-Light", "CNS1", "UniCNS-UCS2-H", "文漢"), "文漢"),
+    "Japanese": (east_asian("HeiseiKakuGo-W5", "Japan1", "UniJIS-UCS2-H", "文あ"), "文あ"),
+    "Korean": (east_asian("HYSMyeongJo-Medium", "Korea1", "UniKS-UCS2-H", "한국"), "한국"),
+}
+
+
+@pytest.mark.parametrize("kind", UNEMBEDDED)
+def test_letters_whose_font_is_not_in_the_file_are_drawn(both: Drawing, kind: str) -> None:
+    data, said = UNEMBEDDED[kind]
+    (page,) = both.rows(data)
+    assert isinstance(page, Item)
+    assert page.parts[1] == said and page.warning is None
+    # Each letter in its own place, and not the same one: no boxes for letters that lack.
+    wide = 50 if len(said) == 2 and ord(said[0]) > 0x3000 else 30
+    picture = pixels(page).min(axis=2)
+    letters = [picture[:, 42 + wide * at : 42 + wide * (at + 1)] for at in range(len(said))]
+    assert all((letter < 128).sum() > 20 for letter in letters)
+    assert not np.array_equal(letters[0], letters[1])
+
+
+def test_a_page_that_lacks_letters_says_so(both: Drawing) -> None:
+    lacks, has = both.rows(unembedded("A uniA500 uniA501"), unembedded("A B C"))
+    assert isinstance(lacks, Item) and isinstance(has, Item)
+    assert lacks.warning == "2 letters without a font: \ua500\ua501"
+    assert has.warning is None
+
+
+def test_letters_that_are_not_to_be_seen_are_not_missed(both: Drawing) -> None:
+    unseen = unembedded("uniA500").replace(b"BT ", b"BT 3 Tr ").replace(b"Length 34", b"Length 39")
+    (page,) = both.rows(unseen)
+    assert isinstance(page, Item) and page.warning is None
+
+
+def test_pages_of_ordinary_fonts_are_what_pdfium_draws(both: Drawing) -> None:
+    data = unembedded("A eacute germandbls bullet")
+    cyrillic, ordinary, again = both.rows(unembedded(CYRILLIC), data, data)
+    assert np.array_equal(pixels(ordinary), plainly(data, 1))
+    assert np.array_equal(pixels(again), pixels(ordinary))
+    assert isinstance(cyrillic, Item)
+
+
+LAYER = "/OC /L BDC " + line("secret", y=50) + " EMC"
+
+
+@pytest.mark.parametrize("state", ["ON", "OFF"])
+@pytest.mark.parametrize("way", ["marked", "form", "nested", "unseen"])
+def test_hidden_layers_are_neither_drawn_nor_read(both: Drawing, state: str, way: str) -> None:
+    layer = b"<</Type/OCG/Name(layer)>>"
+    form = "/Type/XObject/Subtype/Form/BBox[0 0 200 150]/Resources<</Font<</F 3 0 R>>"
+    text = line("secret", y=50)
+    objects = {
+        "marked": [layer],
+        "unseen": [layer],
+        "form": [layer, stream(text.encode(), f"{form}>>/OC 10 0 R")],
+        "nested": [layer, stream(LAYER.encode(), f"{form}/Properties<</L 10 0 R>>>>")],
+    }[way]
+    content = {"marked": LAYER, "unseen": LAYER.replace("BT", "BT 3 Tr"), "form": "/X Do", "nested": "/X Do"}
+    data = pdf(
+        [line("plain") + content[way]],
+        catalog=f"/OCProperties<</OCGs[10 0 R]/D<</{state}[10 0 R]>>>>",
+        resources="/Properties<</L 10 0 R>>" + ("/XObject<</X 11 0 R>>" if len(objects) > 1 else ""),
+        objects=objects,
+    )
+    (page,) = both.rows(data)
+    assert isinstance(page, Item)
+    assert page.parts[1] == ("plain\nsecret" if state == "ON" else "plain")
+    assert (pixels(page)[180:] < 128).any() == (state == "ON" and way != "unseen")
+
+
+@pytest.mark.parametrize("unit", ["/UserUnit 10", "/UserUnit 10.0", "/UserUnit 11 0 R"])
+def test_the_unit_of_a_page_is_its_own(both: Drawing, unit: str) -> None:
+    data = pdf([line("a")], box="0 0 42 28", page=unit, objects=[b"null", b"10"])
+    (page,) = both.rows(data)
+    assert isinstance(page, Item) and pixels(page).shape == (584, 876, 3)
+
+
+def test_the_unit_of_a_page_counts_for_its_limit(both: Drawing) -> None:
+    (page,) = both.rows(pdf([line("a")], page="/UserUnit 1000"))
+    assert isinstance(page, Failure) and page.reason.startswith("200000 x 150000 points at 150 dpi")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["environ-", "ment"], "environment"),
+        (["self-", "employed"], "self-employed"),
+        (["Jean-", "Paul"], "Jean-Paul"),
+        (["a well-known re-", "use, well-", "known"], "a well-known reuse, well-known"),
+    ],
+)
+def test_words_that_the_end_of_a_line_parts_are_joined(both: Drawing, lines: list[str], said: str) -> None:
+    (page,) = both.rows(pdf(["".join(line(text, y=100 - 14 * at) for at, text in enumerate(lines))]))
+    assert isinstance(page, Item) and page.parts[1] == said
+
+
+def test_text_beyond_the_edges_is_not_read_and_lines_are_kept(both: Drawing) -> None:
+    shown = "".join(line(f"line {number}", x=20, y=120 - 25 * number) for number in range(5))
+    beyond = pdf([shown + line("beyond", y=300)], page="/CropBox[0 0 200 150]")
+    inside, cropped = both.rows(pdf([shown]), beyond)
+    assert isinstance(inside, Item) and isinstance(cropped, Item)
+    assert inside.parts[1] == cropped.parts[1] == "line 0\nline 1\nline 2\nline 3\nline 4"
+
+
 SEEDS = [
+    *(data for data, _ in UNEMBEDDED.values()),
     form("/F 4/FT/Tx/T(a)/V(4711 EUR)"),
     *FILES.values(),
     pdf([line("secret")], password=b"word"),

@@ -63,8 +63,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
 # A file whose pages end or hold one renderer after another is given up: 10,000 pages of 30 s each would hold
 # a run for days.
 _MAX_LOST: Final = 5
-# Of a page's hash; another number, and every page is embedded again: 2 draws and reads forms.
-_VERSION: Final = 2
+# Of a page's hash; another number, and every page is embedded again: 3 has fonts for letters without.
+_VERSION: Final = 3
 # Rows that are looked at ahead.
 _MAX_ROWS: Final = 256
 
@@ -197,6 +197,7 @@ class _File:
             page=page,
             parts=tuple(parts),
             content_hash=self.page_hash(page),
+            warning=outcome.warning,
         )
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``instruction`` what its prompt says in place of the model's own, where the family knows them.
     ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
     same hash under every id. Who makes a part of something larger, a page of a document, gives a hash of
-    that and of how it was made.
+    that and of how it was made. ``warning`` says what of it could not be shown.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     role: Role | None = None
     instruction: str | None = None
     content_hash: bytes = b""
+    warning: str | None = None
 
     def __post_init__(self) -> None:
         if not self.nbytes:
@@ -61,6 +62,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             page=self.page,
             place=self.place,
             content_hash=self.content_hash,
+            warning=self.warning,
             rows=rows,
             tokens=tokens,
         )
@@ -141,6 +143,7 @@ class Embedded:
     page: int | None
     place: int | None = None
     content_hash: bytes
+    warning: str | None = None
     rows: npt.NDArray[np.float32]
     tokens: int
 

@@ -1,8 +1,8 @@
 """PDF files: their pages as pixels and text, drawn by PDFium in confined processes.
 
-A file comes as memory, fonts are those that it holds and PDFium's own, and no script or action of a file
-runs: this PDFium has no JavaScript. What forms are filled in with is drawn and read, also where the file
-leaves the appearance of its fields to who shows it.
+A file comes as memory, fonts are those that it holds, PDFium's own and those of ``fonts``, and no script or
+action of a file runs: this PDFium has no JavaScript. What forms are filled in with is drawn and read, also
+where the file leaves the appearance of its fields to who shows it. Hidden layers are neither.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import ctypes
 import io
 import math
 import mmap
+import re
+import zlib
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
@@ -18,9 +21,11 @@ from typing import Any, Final
 import msgspec
 from PIL import Image
 
-from tessera.extras import absent, missing
+from tessera.extras import absent, lack, missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
+from tessera_corpus import layers
+from tessera_corpus.fonts import Fonts, lacking
 
 POINTS: Final = 72
 """An inch has so many of the units in which a page is measured."""
@@ -31,6 +36,10 @@ _PNG_LEVEL: Final = 1
 _MAX_CHARACTERS: Final = 1_000_000
 # UTF-8 takes three bytes for each of UTF-16's units at most, which is what PDFium counts.
 _TEXT_BYTES: Final = 3 * _MAX_CHARACTERS
+# Of streams of objects that are looked through for a word.
+_MAX_OBJECTS: Final = 64 << 20
+# Letters of a warning.
+_NAMED: Final = 20
 
 
 class PdfMode(StrEnum):
@@ -70,12 +79,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A page of a file of ``pages``, in the shared memory: first its pixels as 8-bit BGR, ``height`` rows
-    from the top, each of ``stride(width)`` bytes; then ``text_bytes`` of UTF-8. No picture is 0 x 0."""
+    from the top, each of ``stride(width)`` bytes; then ``text_bytes`` of UTF-8. No picture is 0 x 0.
+    ``warning`` says what the picture lacks."""
 
     pages: int
     width: int = 0
     height: int = 0
     text_bytes: int = 0
+    warning: str | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -93,12 +104,13 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, copied: its picture's file and its text, each empty where the mode has none; and how many
-    pages the file has."""
+    """A page, copied: its picture's file and its text, each empty where the mode has none; how many pages
+    the file has, and what the picture lacks."""
 
     pages: int
     picture: bytes = b""
     text: str = ""
+    warning: str | None = None
 
 
 def stride(width: int) -> int:
@@ -154,7 +166,7 @@ class Renderers:
         except UnicodeDecodeError:
             raise ProcessLost("crash") from None
         picture = self._write(memory[:begin], width, height) if begin else b""
-        return Drawn(pages=answer.pages, picture=picture, text=text)
+        return Drawn(pages=answer.pages, picture=picture, text=text, warning=answer.warning)
 
 
 def _bmp(pixels: Memory, width: int, height: int) -> bytes:
@@ -195,6 +207,8 @@ class Handler:
         self._drawing = msgspec.json.decode(drawing, type=Drawing)
         self._file: _File | None = None
         _without_system_fonts(pypdfium2.raw)
+        self._fonts = Fonts(pypdfium2.raw)
+        self._how = f"to draw more {lack('fonts', extra='fonts')}"
         # What the wrapper imports late and what PDFium reads once is there before the first file.
         with pypdfium2.PdfDocument(_SMALL) as document:
             page = document[0]
@@ -211,13 +225,14 @@ class Handler:
         try:
             if self._file is None or self._file.number != task.file:
                 self._forget()
+                self._fonts.asked = False
                 self._file = _File(task, descriptor)
             pages = len(self._file.document)
             if pages > self._drawing.max_pages:
                 return Refusal(reason=f"{pages} pages, the limit is {self._drawing.max_pages}")
             if task.page is None:
                 return Page(pages=pages)
-            return self._drawn(memory, self._file.document, task.page - 1, pages)
+            return self._drawn(memory, self._file, task.page - 1, pages)
         except MemoryError:
             # What was taken is given back with the file.
             self._forget()
@@ -225,43 +240,36 @@ class Handler:
         except pypdfium2.PdfiumError as error:
             return Refusal(reason=_reason(error), pages=pages)
 
-    def _drawn(self, memory: Memory, document: Any, index: int, pages: int) -> Answer:
-        import pypdfium2
-
+    def _drawn(self, memory: Memory, file: _File, index: int, pages: int) -> Answer:
         drawing = self._drawing
+        document = file.document
         scale = drawing.dpi / POINTS
         width = height = text_bytes = 0
+        warning: str | None = None
         if drawing.mode is not PdfMode.TEXT:
             # Known before the page's content is read.
+            scale *= file.user_unit(index)
             size = document.get_page_size(index)
             if not all(0 < side * scale < drawing.max_pixels for side in size) or (
                 math.ceil(size[0] * scale) * math.ceil(size[1] * scale) > drawing.max_pixels
             ):
-                reason = f"{size[0]:g} x {size[1]:g} points at {drawing.dpi} dpi, the limit is "
+                inches = " x ".join(f"{side * scale / drawing.dpi * POINTS:g}" for side in size)
+                reason = f"{inches} points at {drawing.dpi} dpi, the limit is "
                 return Refusal(reason=f"{reason}{drawing.max_pixels} pixels", pages=pages)
         page = document[index]
         try:
             if drawing.mode is not PdfMode.TEXT:
-                bitmap = page.render(
-                    scale=scale,
-                    # PDFium draws where the pool reads.
-                    bitmap_maker=lambda width, height, **kind: pypdfium2.PdfBitmap.new_native(
-                        width,
-                        height,
-                        buffer=_buffer(memory, stride(width) * height),
-                        stride=stride(width),
-                        **kind,
-                    ),
-                    force_bitmap_format=pypdfium2.raw.FPDFBitmap_BGR,
-                )
-                width, height = bitmap.width, bitmap.height
-                bitmap.close()
+                width, height = _render(page, scale, memory)
+            if document.formenv and (drawing.mode is not PdfMode.IMAGE or self._fonts.asked):
+                # Fields become content, which has a place among the lines.
+                page.flatten()
+                page.close()
+                page = document[index]
+            if drawing.mode is not PdfMode.TEXT and self._fonts.asked:
+                warning = self._drawn_with_more_fonts(memory, file, index, page, scale)
             if drawing.mode is not PdfMode.IMAGE:
-                if document.formenv:
-                    # Fields become content, which has a place among the lines.
-                    page.flatten()
-                    page.close()
-                    page = document[index]
+                if file.may_have_layers:
+                    layers.hide(page, raw())
                 text = _text(page)
                 if text is None:
                     return Refusal(reason=f"more than {_MAX_CHARACTERS} characters", pages=pages)
@@ -271,7 +279,33 @@ class Handler:
                 memory[begin : begin + text_bytes].data[:] = encoded
         finally:
             page.close()
-        return Page(pages=pages, width=width, height=height, text_bytes=text_bytes)
+        return Page(pages=pages, width=width, height=height, text_bytes=text_bytes, warning=warning)
+
+    def _drawn_with_more_fonts(
+        self, memory: Memory, file: _File, index: int, page: Any, scale: float
+    ) -> str | None:
+        """Draw a page again where PDFium's own fonts lack letters of it; say which ones still are."""
+        textpage = page.get_textpage()
+        try:
+            if not 0 < textpage.count_chars() <= _MAX_CHARACTERS:
+                return None
+            missing_letters = lacking(textpage, raw())
+        finally:
+            textpage.close()
+        if self._fonts.have_any(missing_letters):
+            with self._fonts.lent(missing_letters):
+                document = file.opened()
+                try:
+                    again = document[index]
+                    _render(again, scale, memory)
+                    again.close()
+                finally:
+                    document.close()
+                missing_letters = self._fonts.still_lacking(missing_letters)
+        if not missing_letters:
+            return None
+        warning = _warning(missing_letters)
+        return warning if self._fonts.installed else f"{warning}; {self._how}"
 
     def _forget(self) -> None:
         if self._file is not None:
@@ -284,14 +318,108 @@ class _File:
     long where they are many."""
 
     def __init__(self, task: Task, descriptor: int) -> None:
-        import pypdfium2
-
         self.number = task.file
         # Copy on write: PDFium takes memory that can be written to.
-        data = mmap.mmap(descriptor, task.size, flags=mmap.MAP_PRIVATE)
-        self.document = pypdfium2.PdfDocument((ctypes.c_ubyte * task.size).from_buffer(data))
+        self._data = mmap.mmap(descriptor, task.size, flags=mmap.MAP_PRIVATE)
+        self._buffer = (ctypes.c_ubyte * task.size).from_buffer(self._data)
+        self.document = self.opened()
+        # PDFium tells of neither, and to look for them page by page takes as long as the text of a page.
+        unit, layer = _found(self._data, (b"/UserUnit", b"/OCG"))
+        self._may_have_units = unit
+        self.may_have_layers = layer
+
+    def opened(self) -> Any:
+        """The file, opened once more."""
+        import pypdfium2
+
+        document = pypdfium2.PdfDocument(self._buffer)
         # Before the first page.
-        self.document.init_forms()
+        document.init_forms()
+        return document
+
+    def user_unit(self, index: int) -> float:
+        """How many points a page's unit is, ISO 32000-1, 14.11.2."""
+        if not self._may_have_units:
+            return 1.0
+        import pypdfium2
+
+        # A copy has the page's dictionary in plain text.
+        with pypdfium2.PdfDocument.new() as copy:
+            copy.import_pages(self.document, [index])
+            file = io.BytesIO()
+            copy.save(file)
+        data = file.getvalue()
+        unit = re.search(rb"/UserUnit\s+([0-9.]+)(?:\s+0\s+R)?", data)
+        if unit is not None and unit[0].endswith(b"R"):
+            unit = re.search(rb"\n%b 0 obj\s+([0-9.]+)" % unit[1], data)
+        try:
+            value = float(unit[1]) if unit is not None else 1.0
+        except ValueError:
+            return 1.0
+        return value if value > 0 else 1.0
+
+
+def _found(data: mmap.mmap, words: tuple[bytes, ...]) -> tuple[bool, ...]:
+    """Which of the words a file may have: in plain text, or in streams of objects."""
+    found = [data.find(word) >= 0 for word in words]
+    begin = data.find(b"/ObjStm")
+    inflated = 0
+    while begin >= 0 and not all(found):
+        at = data.find(b"stream", begin)
+        if at < 0:
+            break
+        at += len(b"stream")
+        while data[at : at + 1] in (b"\r", b"\n"):
+            at += 1
+        end = data.find(b"endstream", at)
+        try:
+            objects = zlib.decompressobj().decompress(data[at : end if end >= 0 else len(data)], _MAX_OBJECTS)
+        except zlib.error:
+            # Encrypted, or packed in another way.
+            return (True,) * len(words)
+        found = [there or word in objects for there, word in zip(found, words, strict=True)]
+        inflated += len(objects)
+        if inflated > _MAX_OBJECTS:
+            return (True,) * len(words)
+        begin = data.find(b"/ObjStm", max(at, end))
+    return tuple(found)
+
+
+def raw() -> Any:
+    """PDFium's functions."""
+    import pypdfium2
+
+    return pypdfium2.raw
+
+
+def _render(page: Any, scale: float, memory: Memory) -> tuple[int, int]:
+    """Draw a page to the beginning of the memory; its width and height in pixels."""
+    import pypdfium2
+
+    bitmap = page.render(
+        scale=scale,
+        # PDFium draws where the pool reads.
+        bitmap_maker=lambda width, height, **kind: pypdfium2.PdfBitmap.new_native(
+            width,
+            height,
+            buffer=_buffer(memory, stride(width) * height),
+            stride=stride(width),
+            **kind,
+        ),
+        force_bitmap_format=pypdfium2.raw.FPDFBitmap_BGR,
+    )
+    size = bitmap.width, bitmap.height
+    bitmap.close()
+    return size
+
+
+def _warning(missing_letters: Counter[str]) -> str:
+    """Say which letters a page's picture lacks."""
+    count = sum(missing_letters.values())
+    named = "".join(sorted(letter for letter in missing_letters if letter != "\ufffd")[:_NAMED])
+    what = f"{count} letter{'s' * (count > 1)} without a font"
+    what += f": {named}" if named else ""
+    return what
 
 
 def _buffer(memory: Memory, nbytes: int) -> Any:
@@ -306,13 +434,59 @@ def _text(page: Any) -> str | None:
     try:
         if textpage.count_chars() > _MAX_CHARACTERS:
             return None
-        text: str = textpage.get_text_bounded()[:_MAX_CHARACTERS]
+        text: str = textpage.get_text_range()
+        # What is within the edges, but with lines that are joined or, where they are vertical, in disorder.
+        within: str = textpage.get_text_bounded()
+        if len("".join(text.split())) != len("".join(within.split())):
+            text = _within(page, textpage)
     finally:
         textpage.close()
-    # PDFium ends lines with CR LF, and has U+FFFE or U+0002 for a hyphen that parts a word at the end of one.
-    for found, instead in (("\r\n", "\n"), ("\ufffe", ""), ("\x02", ""), ("\0", "")):
+    # PDFium ends lines with CR LF.
+    for found, instead in (("\r\n", "\n"), ("\ufffe", _PARTED), ("\0", "")):
         text = text.replace(found, instead)
-    return text.strip()
+    return _joined(text)[:_MAX_CHARACTERS].strip()
+
+
+def _within(page: Any, textpage: Any) -> str:
+    """The characters whose middle is within the page's edges."""
+    left, bottom, right, top = page.get_bbox()
+    edges = [ctypes.c_double() for _ in range(4)]
+    characters = []
+    for index in range(textpage.count_chars()):
+        drawn = raw().FPDFText_IsGenerated(textpage, index) != 1
+        if drawn and raw().FPDFText_GetCharBox(textpage, index, *edges):
+            begin, end, low, high = (edge.value for edge in edges)
+            if not (left <= (begin + end) / 2 <= right and bottom <= (low + high) / 2 <= top):
+                continue
+        characters.append(chr(raw().FPDFText_GetUnicode(textpage, index)))
+    # A character beyond U+FFFF may be two.
+    text = "".join(characters).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+    return re.sub(r"(\s*\r\n){2,}", "\r\n", text)
+
+
+# What PDFium has for a hyphen at the end of a line, and for the end of that line.
+_PARTED: Final = "\x02"
+_PARTED_WORD: Final = re.compile(r"(\w+)\x02(\w+)")
+
+
+def _joined(text: str) -> str:
+    """Join words that the end of a line parts: without the hyphen, as poppler has them.
+
+    It stays where it is the word's own: where the page has the word with it elsewhere, before a digit or a
+    capital letter after a small one, and after ``self``.
+    """
+
+    def joined(word: re.Match[str]) -> str:
+        first, second = word.groups()
+        own = (
+            first.lower() == "self"
+            or second[0].isdigit()
+            or (second[0].isupper() and not first.isupper())
+            or (f"{first}-{second}" in text and f"{first}{second}" not in text)
+        )
+        return f"{first}-{second}" if own else first + second
+
+    return _PARTED_WORD.sub(joined, text).replace(_PARTED, "")
 
 
 def _reason(error: Any) -> str:

@@ -94,6 +94,7 @@ def test_columns(tmp_path: Path, dtype: str, tokens: bool) -> None:
         "content_hash": "binary",
         "model": "string",
         "fingerprint": "string",
+        "warning": "string",
         "vector": f"list<element: {inner}>" if tokens else inner,
     }
     assert b'"fingerprint":"f"' in table.schema.metadata[b"tessera"]
@@ -107,6 +108,7 @@ def test_columns(tmp_path: Path, dtype: str, tokens: bool) -> None:
             "content_hash": item.content_hash,
             "model": "m",
             "fingerprint": "f",
+            "warning": None,
         }
 
 

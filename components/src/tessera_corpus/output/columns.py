@@ -9,6 +9,7 @@ source         string
 content_hash   binary, 32 bytes
 model          string
 fingerprint    string
+warning        string, null for most: what of the item could not be shown
 vector         ``fixed_size_list`` of float32, float16 or int8; with token vectors a list of such
 =============  =====================================================================================
 
@@ -53,6 +54,7 @@ def schema_of(kind: VectorKind) -> pa.Schema:
             pa.field("content_hash", pa.binary()),
             pa.field("model", pa.string()),
             pa.field("fingerprint", pa.string()),
+            pa.field("warning", pa.string()),
             pa.field("vector", pa.list_(vector) if kind.tokens else vector),
         ],
         metadata={"tessera": msgspec.json.encode(kind)},
@@ -76,6 +78,7 @@ def table_of(rows: Sequence[Row], kind: VectorKind) -> pa.Table:
         "content_hash": [row.content_hash for row in rows],
         "model": [kind.model] * len(rows),
         "fingerprint": [kind.fingerprint] * len(rows),
+        "warning": [row.warning for row in rows],
     }
     arrays = [pa.array(column, schema.field(name).type) for name, column in columns.items()]
     return pa.Table.from_arrays([*arrays, vectors.cast(schema.field("vector").type)], schema=schema)

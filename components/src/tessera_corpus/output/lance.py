@@ -47,12 +47,16 @@ class LanceTable:
 
     def append(self, rows: Sequence[Row]) -> int:
         import lance
+        import pyarrow as pa
 
         table = table_of(rows, self._kind)
         with self._directory.alone():
             there = self._open()
             held = set() if there is None else {fragment.fragment_id for fragment in there.get_fragments()}
             try:
+                if there is not None and "warning" not in there.schema.names:
+                    # It was written before there were warnings.
+                    there.add_columns(pa.field("warning", pa.string()))
                 dataset = lance.write_dataset(table, self._path, mode="append" if there else "create")
             except (OSError, ValueError, RuntimeError) as error:
                 raise OutputFailed(f"{self._path}: {error}") from error

@@ -31,6 +31,7 @@ class Vector(msgspec.Struct, kw_only=True):
     embedding: msgspec.Raw
     content_hash: str
     tokens: int
+    warning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -188,6 +189,7 @@ class LinesTable:
             embedding=msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)),
             content_hash=row.content_hash.hex(),
             tokens=row.tokens,
+            warning=row.warning or msgspec.UNSET,
         )
 
     def _line(self, name: str, vectors: Mapping[int, Vector], several: bool) -> Line:

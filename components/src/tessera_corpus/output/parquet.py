@@ -84,7 +84,7 @@ class ParquetTable:
                     self._directory.remove(path)
                     return
                 groups = (
-                    file.read_row_group(group).filter(pa.array(which))
+                    _with_warning(file.read_row_group(group).filter(pa.array(which)))
                     for group, which in enumerate(kept)
                     if any(which)
                 )
@@ -113,3 +113,13 @@ class ParquetTable:
             for table in tables:
                 rows = max(1, table.num_rows * _GROUP_BYTES // max(1, table.column("vector").nbytes))
                 writer.write_table(table.cast(schema), row_group_size=rows)
+
+
+def _with_warning(table: pa.Table) -> pa.Table:
+    """The table of a part that was written before there were warnings, with the column."""
+    import pyarrow as pa
+
+    if "warning" in table.schema.names:
+        return table
+    place = table.schema.get_field_index("vector")
+    return table.add_column(place, pa.field("warning", pa.string()), pa.nulls(table.num_rows, pa.string()))

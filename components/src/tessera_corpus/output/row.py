@@ -64,6 +64,7 @@ class Row:
     page: int | None
     place: int | None
     content_hash: bytes
+    warning: str | None = None
     values: npt.NDArray[Any]
     tokens: int
 
@@ -79,6 +80,7 @@ class Row:
             page=embedded.page,
             place=embedded.place,
             content_hash=embedded.content_hash,
+            warning=embedded.warning,
             values=convert(embedded.rows, _ELEMENTS[kind.dtype]),
             tokens=embedded.tokens,
         )

@@ -28,6 +28,7 @@ class _Vectors(msgspec.Struct, frozen=True, array_like=True):
     page: int | None
     place: int | None
     content_hash: bytes
+    warning: str | None
     width: int
     values: bytes
     tokens: int
@@ -73,6 +74,7 @@ def _sent(row: Embedded) -> _Vectors:
         page=row.page,
         place=row.place,
         content_hash=row.content_hash,
+        warning=row.warning,
         width=row.rows.shape[1],
         values=row.rows.astype("<f4", copy=False).tobytes(),
         tokens=row.tokens,
@@ -86,6 +88,7 @@ def _embedded(row: _Vectors) -> Embedded:
         page=row.page,
         place=row.place,
         content_hash=row.content_hash,
+        warning=row.warning,
         rows=np.frombuffer(row.values, "<f4").reshape(-1, row.width),
         tokens=row.tokens,
     )
