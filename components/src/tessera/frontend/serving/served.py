@@ -44,7 +44,8 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a client's form of a request is read with: the served model's names, its output, and the limits.
+    """What a client's form of a request is read with: the served model's names, its outputs, the default
+    alone and all, and the limits.
 
     Answers say ``model``, the first of the ``names``.
     """
@@ -52,9 +53,12 @@ class Served:
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
+    outputs: Sequence[Output] = ()
     model: str = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.outputs:
+            object.__setattr__(self, "outputs", (self.output,))
         object.__setattr__(self, "model", self.names[0])
 
     def check(self, name: str) -> str:
