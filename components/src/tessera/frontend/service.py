@@ -225,6 +225,7 @@ class Service:
                 output=model.output,
                 outputs=outputs_of(model),
                 limits=settings.limits.request,
+                token_text=model.token_text,
             ),
             workers=workers,
             pipeline=Pipeline(
@@ -254,7 +255,7 @@ class Service:
         self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics
     ) -> Embedder:
         settings = self.settings
-        outputs = Outputs(model)
+        outputs = Outputs.of_model(model)
         dispatcher = Dispatcher(
             workers.embed,
             Router(),

@@ -509,23 +509,29 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 
 def outputs_of(model: Model) -> Sequence[Output]:
     """The outputs that a model declares, the default first."""
-    return model.outputs if isinstance(model, SeveralOutputs) else (model.output,)
+    others = model.outputs[1:] if isinstance(model, SeveralOutputs) else ()
+    return (model.output, *others)
 
 
 class Outputs:
     """All that a request may ask a model for, by name: its outputs, and the rows of its stages."""
 
-    def __init__(self, model: Model) -> None:
-        self._default = (model.output,)
-        self.declared = tuple(outputs_of(model))
-        found = {output.name: output for output in self.declared}
+    def __init__(self, declared: Sequence[Output], stages: Sequence[Output] = ()) -> None:
+        self._default = (declared[0],)
+        self.declared = tuple(declared)
+        self.by_name: Mapping[str, Output] = {output.name: output for output in (*declared, *stages)}
+
+    @classmethod
+    def of_model(cls, model: Model) -> Outputs:
+        """Return what a model declares, and what its stages give."""
+        stages = []
         if isinstance(model, StagedModel):
             width = model.state_width
-            found[STATES] = Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=STATES)
+            stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=STATES))
         if model.vision is not None:
             width = model.vision.row_width
-            found[VISION] = Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=VISION)
-        self.by_name: Mapping[str, Output] = found
+            stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=VISION))
+        return cls(outputs_of(model), stages)
 
     def of(self, names: Sequence[str]) -> tuple[Output, ...]:
         """Return the outputs of these names, without any the default.

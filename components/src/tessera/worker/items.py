@@ -28,7 +28,7 @@ class ItemReader:
         self._model = model
         self._images = images
         self._gives = gives
-        self._outputs = Outputs(model)
+        self._outputs = Outputs.of_model(model)
         # Looked up once: they are used for every text.
         self._vocab_size = model.vocab_size
         self._max_tokens = model.max_tokens

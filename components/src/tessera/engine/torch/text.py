@@ -46,7 +46,7 @@ class TorchTextEngine:
         graph_tokens = graph_cost(model, settings, placement, default=settings.max_batch_cost)
         self._model = model
         self._module = self._load(model, settings, placement)
-        self._outputs = {"": model.output, **Outputs(model).by_name}
+        self._outputs = {"": model.output, **Outputs.of_model(model).by_name}
         self._max_length = model.max_tokens
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement

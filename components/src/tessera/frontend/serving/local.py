@@ -17,7 +17,7 @@ class LocalEmbedder:
 
     def __init__(self, ask: Ask, model: Model) -> None:
         self._ask = ask
-        self._outputs = Outputs(model)
+        self._outputs = Outputs.of_model(model)
 
     async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         reply = await self._ask(tracing.carrying(call.message(items, call.deadline.left())))

@@ -185,7 +185,7 @@ class Pipeline:
         self._most_images = limits.request.images
         self._embedder = embedder
         self._metrics = metrics
-        self._outputs = Outputs(model)
+        self._outputs = Outputs.of_model(model)
         self._prompter = Prompter(model, self.max_tokens, long_texts)
 
     def outputs_of(self, request: EmbeddingsRequest) -> tuple[Output, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.errors import ModelNotFound
+from tessera.errors import InvalidInput, ModelNotFound
 from tessera.frontend.admission.room import Room
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.model_settings import ModelSettings
@@ -47,19 +47,36 @@ class Served:
     """What a client's form of a request is read with: the served model's names, its outputs, the default
     alone and all, and the limits.
 
-    Answers say ``model``, the first of the ``names``.
+    Answers say ``model``, the first of the ``names``. ``token_text`` is what the vocabulary calls an id.
     """
 
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
     outputs: Sequence[Output] = ()
+    token_text: Callable[[int], str] = str
     model: str = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.outputs:
             object.__setattr__(self, "outputs", (self.output,))
         object.__setattr__(self, "model", self.names[0])
+
+    def asked(self, names: Sequence[str]) -> Sequence[Output]:
+        """Return the outputs that a request asks for by name, the default without any.
+
+        Raises ``InvalidInput`` naming what the model has.
+        """
+        if not names:
+            return (self.output,)
+        found = {output.name: output for output in self.outputs}
+        for name in names:
+            if name not in found:
+                raise InvalidInput(
+                    f"output_types: {self.model!r} has no output {name!r}; it has {', '.join(found)}",
+                    param="output_types",
+                )
+        return [found[name] for name in names]
 
     def check(self, name: str) -> str:
         """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
