@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np

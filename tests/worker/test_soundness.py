@@ -255,5 +255,5 @@ async def test_an_image_that_is_no_numbers_fails_the_inputs_that_have_it(
         )
         for item in items[:2]
     ]
-    reply = await embedder(*placeholders, rows="vision")
+    reply = await embedder(*placeholders, outputs=("vision",))
     assert list(reply.failures) == [1] and reply.counts == (TILE_ROWS, 0)

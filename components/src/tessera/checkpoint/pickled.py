@@ -88,6 +88,6 @@ def read_state(path: Path) -> dict[str, Array]:
     # Whatever a pickle that somebody made by hand leads to.
     except Exception as error:
         raise CheckpointError(f"{path}: no state of tensors that torch.save wrote: {error}") from error
-    if not isinstance(state, _State) or not all(isinstance(value, np.ndarray) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(value, np.ndarray) for value in state.values()):
         raise CheckpointError(f"{path}: no state of tensors")
     return dict(state)

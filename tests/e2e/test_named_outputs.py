@@ -1,0 +1,135 @@
+"""Dense, sparse and token vectors of one pass, over HTTP: BGE M3 behind a launch script."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tests.e2e.service import MODEL, Service, launch
+from tests.references.m3 import M3Reference
+
+pytestmark = pytest.mark.service
+
+TEXTS = ["the river under the bridge", "a market by the old temple", "été naïve 東京 the the"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("m3") / "checkpoint"
+    write_checkpoint(path, M3_TINY, seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with launch("agg.sh", path, tmp_path_factory.mktemp("log") / "agg", workers=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> M3Reference:
+    return M3Reference(path)
+
+
+def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
+    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
+
+
+def check_sparse(found: dict[str, Any], expected: dict[int, float]) -> None:
+    assert found["indices"] == list(expected)
+    np.testing.assert_allclose(found["values"], list(expected.values()), atol=1e-5)
+
+
+# Asked twice: the second answer is the cache's.
+@pytest.mark.parametrize("time", ["computed", "cached"])
+def test_three_outputs_of_one_call(service: Service, reference: M3Reference, time: str) -> None:
+    names = ["dense", "sparse", "multi_vector"]
+    answer = post(service, input=TEXTS, output_types=names, return_tokens=True).json()
+    assert [row["index"] for row in answer["data"]] == [0, 1, 2]
+    for text, row in zip(TEXTS, answer["data"], strict=True):
+        tokens = reference.tokens(text)
+        np.testing.assert_allclose(row["embedding"], reference.dense(tokens), atol=1e-5)
+        check_sparse(row["sparse_embedding"], reference.weights(tokens))
+        np.testing.assert_allclose(row["multi_vector"], reference.vectors(tokens), atol=1e-5)
+        words = [reference.tokenizer.id_to_token(token) for token in row["sparse_embedding"]["indices"]]
+        assert row["sparse_embedding"]["tokens"] == words
+    assert answer["usage"]["prompt_tokens"] == sum(len(reference.tokens(text)) for text in TEXTS)
+
+
+def test_openais_client_bears_it(service: Service, reference: M3Reference) -> None:
+    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+        for options in ({}, {"encoding_format": "float"}):
+            answer = client.embeddings.create(
+                model=MODEL, input=TEXTS, extra_body={"output_types": ["sparse"]}, **options
+            )
+            for text, row in zip(TEXTS, answer.data, strict=True):
+                assert row.embedding == []
+                check_sparse(row.sparse_embedding, reference.weights(reference.tokens(text)))
+        both = client.embeddings.create(model=MODEL, input=TEXTS, extra_body={"return_sparse": True})
+        np.testing.assert_allclose(
+            both.data[0].embedding, reference.dense(reference.tokens(TEXTS[0])), atol=1e-5
+        )
+
+
+def test_base64_holds_the_vectors_and_their_shape(service: Service) -> None:
+    names = ["dense", "multivector"]
+    plain = post(service, input=TEXTS, output_types=names).json()["data"]
+    coded = post(service, input=TEXTS, output_types=names, encoding_format="base64").json()["data"]
+    for row, code in zip(plain, coded, strict=True):
+        dense = np.frombuffer(base64.b64decode(code["embedding"]), "<f4")
+        np.testing.assert_allclose(dense, row["embedding"], atol=1e-7)
+        vectors = np.frombuffer(base64.b64decode(code["multi_vector"]), "<f4").reshape(code["shape"])
+        np.testing.assert_allclose(vectors, row["multi_vector"], atol=1e-7)
+    raw = post(service, input=TEXTS, output_types=["multivector"], encoding_format="bytes_only")
+    assert len(raw.content) == sum(4 * np.prod(code["shape"]) for code in coded)
+
+
+def test_the_largest_weights_where_they_are_bounded(service: Service) -> None:
+    whole = post(service, input=TEXTS, output_types=["sparse"]).json()["data"]
+    few = post(service, input=TEXTS, output_types=["sparse"], max_active_dims=2).json()["data"]
+    for row, cut in zip(whole, few, strict=True):
+        sparse = row["sparse_embedding"]
+        pairs = zip(sparse["indices"], sparse["values"], strict=True)
+        kept = sorted(sorted(pairs, key=lambda pair: -pair[1])[:2])
+        assert list(zip(*cut["sparse_embedding"].values(), strict=True)) == kept
+
+
+def test_what_asks_for_nothing_new_sees_nothing_new(service: Service) -> None:
+    plain = post(service, input=TEXTS).json()
+    assert [list(row) for row in plain["data"]] == [["object", "index", "embedding"]] * 3
+    for same in ({"output_types": ["dense"]}, {"return_dense": True}):
+        assert post(service, input=TEXTS, **same).json()["data"] == plain["data"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"output_types": ["colbert"]}, "output_types[0]"),
+        ({"output_types": []}, "output_types"),
+        ({"output_types": ["sparse"], "return_dense": True}, "output_types"),
+        ({"return_dense": False}, "return_dense"),
+        ({"output_types": ["sparse", "dense"], "encoding_format": "bytes"}, "encoding_format"),
+        ({"output_types": ["sparse"], "max_active_dims": 0}, "max_active_dims"),
+    ],
+)
+def test_refusals_name_the_field(service: Service, body: dict[str, Any], param: str) -> None:
+    refused = post(service, input="a", **body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_models_list_their_outputs(service: Service) -> None:
+    (card,) = httpx.get(f"{service.url}/v1/models").json()["data"]
+    assert card["outputs"] == [
+        {"name": "dense", "kind": "vector", "width": 128, "most": None},
+        {"name": "sparse", "kind": "sparse", "width": 1, "most": None},
+        {"name": "multivector", "kind": "tokens", "width": 128, "most": None},
+    ]
