@@ -133,3 +133,59 @@ def test_models_list_their_outputs(service: Service) -> None:
         {"name": "sparse", "kind": "sparse", "width": 1, "most": None},
         {"name": "multivector", "kind": "tokens", "width": 128, "most": None},
     ]
+
+
+def test_text_embeddings_inferences_routes_give_the_same(service: Service, reference: M3Reference) -> None:
+    sparse = httpx.post(f"{service.url}/embed_sparse", json={"inputs": TEXTS}, timeout=60).json()
+    tokens = httpx.post(f"{service.url}/embed_all", json={"inputs": TEXTS}, timeout=60).json()
+    for text, weights, vectors in zip(TEXTS, sparse, tokens, strict=True):
+        given = reference.tokens(text)
+        found = {
+            key: [pair[of] for pair in weights] for key, of in (("indices", "index"), ("values", "value"))
+        }
+        check_sparse(found, reference.weights(given))
+        np.testing.assert_allclose(vectors, reference.vectors(given), atol=1e-5)
+
+
+def test_pooling_gives_the_output_of_a_task(service: Service, reference: M3Reference) -> None:
+    given = reference.tokens(TEXTS[0])
+    for task, expected in (("embed", reference.dense(given)), ("token_embed", reference.vectors(given))):
+        (row,) = post(service, "/pooling", input=TEXTS[0], task=task).json()["data"]
+        np.testing.assert_allclose(row["data"], expected, atol=1e-5)
+    refused = post(service, "/pooling", input="a", output_types=["sparse"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_types")
+
+
+def test_qdrant_searches_named_sparse_and_dense_vectors(service: Service) -> None:
+    models = pytest.importorskip("qdrant_client.models")
+    from qdrant_client import QdrantClient
+
+    def points(texts: list[str]) -> list[dict[str, Any]]:
+        rows = post(service, input=texts, output_types=["dense", "sparse"]).json()["data"]
+        return [
+            {"dense": row["embedding"], "sparse": models.SparseVector(**row["sparse_embedding"])}
+            for row in rows
+        ]
+
+    client = QdrantClient(":memory:")
+    client.create_collection(
+        "texts",
+        vectors_config={"dense": models.VectorParams(size=128, distance=models.Distance.COSINE)},
+        sparse_vectors_config={"sparse": models.SparseVectorParams()},
+    )
+    stored = [
+        models.PointStruct(id=place, vector=vector, payload={"text": text})
+        for place, (text, vector) in enumerate(zip(TEXTS, points(TEXTS), strict=True))
+    ]
+    client.upsert("texts", stored)
+    for place, asked in enumerate(points(TEXTS)):
+        found = client.query_points(
+            "texts",
+            prefetch=[
+                models.Prefetch(query=asked["dense"], using="dense", limit=3),
+                models.Prefetch(query=asked["sparse"], using="sparse", limit=3),
+            ],
+            query=models.FusionQuery(fusion=models.Fusion.RRF),
+        ).points
+        assert found[0].id == place
+    client.close()

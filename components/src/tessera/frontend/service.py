@@ -59,7 +59,6 @@ TASKS: Final = {
     OutputKind.VECTOR: "embed",
     OutputKind.TOKENS: "token_embed",
     OutputKind.SCORE: "classify",
-    OutputKind.SPARSE: "token_classify",
 }
 """vLLM's names for what a model does, by its output."""
 
@@ -309,7 +308,7 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
             for output in served.served.outputs
         ],
         "images": model.vision is not None,
-        "task": TASKS[model.output.kind],
+        "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),
         "prompts": dict(declared_of(model).prompts),
         "routes": service.routes.get(model.output.kind, []),

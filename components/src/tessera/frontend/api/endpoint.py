@@ -51,6 +51,7 @@ from tessera.turns import Threads
 ALL_KINDS: Final = frozenset(OutputKind)
 VECTORS: Final = frozenset((OutputKind.VECTOR,))
 TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
+SPARSE: Final = frozenset((OutputKind.SPARSE,))
 # Of rows: writing an answer of more than these takes long enough for other requests to notice, 1 ms. With two
 # clients that ask for pages of 50 MB of JSON, one in a hundred calls of /live takes 59 ms, and took 285.
 _LARGE_BYTES: Final = 1 << 18
@@ -480,7 +481,7 @@ class Endpoint:
         models = self.models
         if asked is not None and asked != _UNSPECIFIED:
             return models.by_name.get(asked) or models.find(split_model(asked, models.names)[0])
-        able = [model for model in models if model.served.output.kind in kinds]
+        able = [model for model in models if not kinds.isdisjoint(model.served.kinds)]
         if len(able) > 1 and first is not None:
             made_for = [model for model in able if model.served.output.kind is first]
             able = made_for if len(made_for) == 1 else able
@@ -500,7 +501,7 @@ class Endpoint:
     def check_route(self, exchange: Exchange, kinds: frozenset[OutputKind]) -> None:
         """Raise ``UnsupportedRoute`` where no model's output is one that the route answers."""
         models = self.models
-        if models.waiting or any(model.served.output.kind in kinds for model in models.served):
+        if models.waiting or any(not kinds.isdisjoint(model.served.kinds) for model in models.served):
             return
         for model in models.served:
             check_kind(exchange.path, model, kinds)
@@ -544,12 +545,12 @@ class Endpoint:
 
 
 def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> None:
-    """Raise ``UnsupportedRoute`` unless the model's output is one that the route answers."""
-    kind = model.served.output.kind
-    if kind not in kinds:
+    """Raise ``UnsupportedRoute`` unless the model has an output that the route answers."""
+    has = model.served.kinds
+    if kinds.isdisjoint(has):
         raise UnsupportedRoute(
             f"{path} answers models whose output is {_listed(kinds)}, and "
-            f"{model.served.model!r} has {kind.value} as its output"
+            f"{model.served.model!r} has {_listed(has)} as its output"
         )
 
 

@@ -416,7 +416,7 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
         several(named(_OUTPUT_TYPES), len(_OUTPUT_TYPES)),
         about(
             "Which of the model's outputs each input is answered with, all of one pass: a dense vector, "
-            "sparse weights of token ids, or a vector of each token. `GET /v1/models` lists what a model has.",
+            "sparse weights of token ids, or a vector of each token. `GET /v1/models` lists them.",
             ["dense", "sparse"],
         ),
     ] = ()

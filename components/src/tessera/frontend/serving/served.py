@@ -13,7 +13,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.model_names import find_name
 from tessera.models import Model
-from tessera.models.base import Output
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Peers
 
 
@@ -56,11 +56,18 @@ class Served:
     outputs: Sequence[Output] = ()
     token_text: Callable[[int], str] = str
     model: str = field(init=False)
+    kinds: frozenset[OutputKind] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.outputs:
             object.__setattr__(self, "outputs", (self.output,))
+        object.__setattr__(self, "kinds", frozenset(output.kind for output in self.outputs))
         object.__setattr__(self, "model", self.names[0])
+
+    def of_kind(self, kind: OutputKind) -> tuple[str, ...]:
+        """Return the name of the first output of a kind, as a request has it: none for the default."""
+        found = next(output for output in self.outputs if output.kind is kind)
+        return () if found is self.output else (found.name,)
 
     def asked(self, names: Sequence[str]) -> Sequence[Output]:
         """Return the outputs that a request asks for by name, the default without any.
