@@ -21,6 +21,9 @@ from tessera.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
+HEAD_FILES: Final = ("sparse_linear.pt", "colbert_linear.pt")
+"""The states beside the weights that BGE M3's checkpoints have, of the heads of its further outputs."""
+
 # A state of a few tensors; its description takes less than a KiB.
 _MOST_BYTES: Final = 1 << 30
 _MOST_DESCRIPTION: Final = 1 << 20

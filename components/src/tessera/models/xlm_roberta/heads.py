@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tessera.checkpoint.pickled import HEAD_FILES, read_state
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.errors import CheckpointError
 from tessera.models.base import Output, OutputKind
 
 if TYPE_CHECKING:
     from tessera.nn.outputs import OutputHead
-
-SPARSE_FILE: Final = "sparse_linear.pt"
-VECTORS_FILE: Final = "colbert_linear.pt"
-HEAD_FILES: Final = (SPARSE_FILE, VECTORS_FILE)
 
 # What no weight is given for, by its key and its name where the configuration of the tokenizer has none.
 _DROPPED: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -35,9 +32,7 @@ class M3Heads:
     @classmethod
     def find(cls, path: Path, tokenizer: PlainTokenizer) -> M3Heads | None:
         """Return the heads of a checkpoint, None where it has neither file; raises ``CheckpointError``."""
-        sparse, vectors = (
-            file if (file := path / name).exists() else None for name in (SPARSE_FILE, VECTORS_FILE)
-        )
+        sparse, vectors = (file if (file := path / name).exists() else None for name in HEAD_FILES)
         if sparse is None and vectors is None:
             return None
         dropped = frozenset(tokenizer.id_of(token_name(path, *token)) for token in _DROPPED.items())
@@ -61,7 +56,6 @@ class M3Heads:
         """Read the weights; raises ``CheckpointError`` for other shapes than the tower's states ask for."""
         import torch
 
-        from tessera.checkpoint.pickled import read_state
         from tessera.nn.token_heads import TokenVectors, TokenWeights
 
         def linear(file: Path, width: int) -> tuple[torch.Tensor, torch.Tensor]:

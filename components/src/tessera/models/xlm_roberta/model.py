@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.section import Section
 from tessera.models.base import Family, Int32Array, Output
 from tessera.models.encoder.model import EncoderModel, Options
 from tessera.models.options import OptionsFamily
-from tessera.models.xlm_roberta.heads import HEAD_FILES, M3Heads
+from tessera.models.xlm_roberta.heads import M3Heads
 
 if TYPE_CHECKING:
     from tessera.nn.text import TextTower
