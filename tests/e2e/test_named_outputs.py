@@ -110,6 +110,18 @@ def test_what_asks_for_nothing_new_sees_nothing_new(service: Service) -> None:
         assert post(service, input=TEXTS, **same).json()["data"] == plain["data"]
 
 
+@pytest.mark.parametrize("good", [[], ["a river"]], ids=["all fail", "one is good"])
+def test_inputs_that_fail_have_an_error_in_place_of_all_outputs(service: Service, good: list[str]) -> None:
+    names = ["dense", "sparse", "multivector"]
+    answer = post(service, input=["", *good, "river " * 2000], output_types=names, partial=True).json()
+    for place, row in enumerate(answer["data"]):
+        if 0 < place <= len(good):
+            assert len(row["sparse_embedding"]["indices"]) > 0 and len(row["embedding"]) == 128
+        else:
+            assert row["embedding"] is None and row["error"]["param"] == f"input[{place}]"
+            assert not {"sparse_embedding", "multi_vector"} & row.keys()
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

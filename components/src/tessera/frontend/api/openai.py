@@ -759,7 +759,9 @@ def sparse_object(rows: Rows, request: EmbeddingsRequest, served: Served) -> dic
 
 def sparse_weights(rows: Rows, most: int | None = None) -> tuple[Values, Values]:
     """Return weights float32 ``[n]`` and token ids int32 ``[n]`` of one input, the ``most`` largest."""
-    assert rows.indices is not None
+    if rows.indices is None:
+        # Of a request whose inputs have all failed.
+        return np.empty(0, np.float32), np.empty(0, np.int32)
     weights, ids = np.ascontiguousarray(rows.values[:, 0]), np.ascontiguousarray(rows.indices)
     if most is not None and len(weights) > most:
         # Of equal weights the smaller ids.
