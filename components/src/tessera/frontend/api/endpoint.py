@@ -232,7 +232,7 @@ class Translated:
         are an input's, of each output; None before that is known.
         """
         request = self.request
-        outputs = served.asked(request.outputs)
+        outputs = served.asked(request.outputs) if request.outputs else (served.output,)
         forms = self.forms or ((request.dtype, request.encoding_format),)
         inputs = np.arange(len(request.inputs) + 1)
         # From a worker they come as float32, whatever they are written as.
