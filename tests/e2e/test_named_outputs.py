@@ -67,13 +67,15 @@ def test_three_outputs_of_one_call(service: Service, reference: M3Reference, tim
 
 def test_openais_client_bears_it(service: Service, reference: M3Reference) -> None:
     with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+        options: dict[str, Any]
         for options in ({}, {"encoding_format": "float"}):
             answer = client.embeddings.create(
                 model=MODEL, input=TEXTS, extra_body={"output_types": ["sparse"]}, **options
             )
             for text, row in zip(TEXTS, answer.data, strict=True):
                 assert row.embedding == []
-                check_sparse(row.sparse_embedding, reference.weights(reference.tokens(text)))
+                found: Any = row
+                check_sparse(found.sparse_embedding, reference.weights(reference.tokens(text)))
         both = client.embeddings.create(model=MODEL, input=TEXTS, extra_body={"return_sparse": True})
         np.testing.assert_allclose(
             both.data[0].embedding, reference.dense(reference.tokens(TEXTS[0])), atol=1e-5
