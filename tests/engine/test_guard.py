@@ -32,7 +32,7 @@ class Raises:
     cost: Callable[[int, int, int], int] = packed_cost
     depth: int = 1
     takes_floats: bool = True
-    gives_states: bool = True
+    gives: tuple[str, ...] = ()
 
     def warm(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Raises:
             raise self.error
         return Launched(self.result)
 
-    launch_states = launch
+    launch_named = launch
 
 
 def caught(error: Exception, late: bool, kind: Any) -> Exception:

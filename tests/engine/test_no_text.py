@@ -16,7 +16,7 @@ from tests.families.dual_encoder import DualEncoder
 def test_texts_fail() -> None:
     engine: TextEngine = NoText()
     engine.warm()
-    for launch in (engine.launch, engine.launch_states):
+    for launch in (engine.launch, engine.launch_named):
         with pytest.raises(EngineFailed, match="encodes images alone"):
             launch(zeros(DualEncoder(Path(), 0), 8, 8))
     engine.close()

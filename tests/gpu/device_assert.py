@@ -37,7 +37,7 @@ class Table:
 
     cost: Cost = staticmethod(packed_cost)
     depth = 2
-    gives_states = False
+    gives: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._streams = CudaStreams("cuda")
@@ -69,7 +69,8 @@ class Table:
         self.open.append(not launched.done())
         return launched
 
-    launch_states = launch
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
+        raise NotImplementedError
 
 
 async def run(count: int) -> dict[str, object]:

@@ -23,7 +23,8 @@ ACME = Sizes(tiny=replace(SIZES.tiny, layers=1), full=SIZES.full)
 
 
 def test_every_family_has_random_checkpoints() -> None:
-    assert checkpoint.families().keys() == {family.name for family in families()}
+    # BGE M3's is one of xlm_roberta's, with heads.
+    assert checkpoint.families().keys() == {family.name for family in families()} | {"bge_m3"}
 
 
 @pytest.mark.parametrize("name", checkpoint.families())

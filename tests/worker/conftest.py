@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,11 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.batch import Cost, TextBatch, VisionBatch, packed_cost
+from tessera.engine.batch import Cost, TextBatch, VisionBatch, packed_cost, rows_as_asked
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
-from tessera.models.base import Output, VisionSpec
+from tessera.models.base import STATES, Output, VisionSpec
 from tessera.rows import Rows
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.transport.settings import TransportSettings
@@ -150,14 +150,14 @@ class SummingText:
         self.gate.set()
 
     @property
-    def gives_states(self) -> bool:
-        return self.state_width > 0
+    def gives(self) -> Collection[str]:
+        return (STATES,) if self.state_width else ()
 
-    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
         self.state_batches.append(len(batch.lengths))
         rows = np.repeat(batch.input_ids[:, None].astype(np.float32), self.state_width, axis=1)
-        norms = np.ones(len(rows), np.float32)
-        return Launched.of(Rows(rows, batch.cu_seqlens.astype(np.int64), norms))
+        states = Rows(rows, batch.cu_seqlens.astype(np.int64), np.ones(len(rows), np.float32))
+        return self.launch(batch).map(lambda own: rows_as_asked({"": own, STATES: states}, batch))
 
     @property
     def cost(self) -> Cost:

@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -123,10 +123,10 @@ class Embedder:
         *items: wire.Item,
         timeout: float = 20.0,
         queries: tuple[bytes, ...] = (),
-        rows: Literal["output", "states", "vision"] = "output",
+        outputs: tuple[str, ...] = (),
     ) -> wire.EmbedReply:
         request = wire.EmbedRequest(
-            request_id="r", items=items, timeout_ms=int(timeout * 1e3), queries=queries, rows=rows
+            request_id="r", items=items, timeout_ms=int(timeout * 1e3), queries=queries, outputs=outputs
         )
         reply = await self.service.handle(request)
         assert isinstance(reply, wire.EmbedReply)
@@ -702,7 +702,7 @@ def _ids(*tokens: int) -> wire.Item:
     return wire.Item(tokens=np.array(tokens, "<i4").tobytes(), param="input[0]")
 
 
-async def test_those_who_ask_for_states_are_run_apart_from_the_others(make: MakeEmbedder) -> None:
+async def test_those_who_ask_for_states_share_a_pass_with_the_others(make: MakeEmbedder) -> None:
     embedder = make()
     width = embedder.engine.state_width = embedder.service.model.text.layer.hidden  # type: ignore[attr-defined]
     embedder.service = EmbedService(
@@ -714,20 +714,22 @@ async def test_those_who_ask_for_states_are_run_apart_from_the_others(make: Make
         worker_info(embedder.model, "embed"),
     )
     states, others, last = await asyncio.gather(
-        embedder(_ids(5, 6, 7), _ids(8), rows="states"), embedder(_ids(1, 2), _ids(3)), embedder(_ids(9))
+        embedder(_ids(5, 6, 7), _ids(8), outputs=("states",)),
+        embedder(_ids(1, 2), _ids(3)),
+        embedder(_ids(9)),
     )
     assert states.width == width and states.counts == (3, 1)
     found = np.frombuffer(states.rows, np.float32).reshape(-1, width)
     assert (found == np.array([[5], [6], [7], [8]])).all()
     assert [*embedder.vectors(others)[:, 0], *embedder.vectors(last)[:, 0]] == [1, 3, 9]
-    assert (sum(embedder.engine.batches), sum(embedder.engine.state_batches)) == (3, 2)
+    assert sum(embedder.engine.batches) == 5
     await embedder.service.close()
 
 
 async def test_an_engine_without_states_says_so(make: MakeEmbedder) -> None:
     embedder = make()
     with pytest.raises(UnsupportedOperation, match="engine: torch"):
-        await embedder(_ids(5), rows="states")
+        await embedder(_ids(5), outputs=("states",))
     assert (await embedder(_ids(5))).counts == (1,)
 
 
@@ -737,13 +739,13 @@ async def test_vision_rows_are_given_without_the_text_stage(make: MakeEmbedder, 
     item = wire.Item(
         tokens=np.full(TILE_ROWS, placeholder, "<i4").tobytes(), images=(image,), param="input[0]"
     )
-    reply = await embedder(item, rows="vision")
+    reply = await embedder(item, outputs=("vision",))
     assert (reply.width, reply.counts) == (vision_of(model).row_width, (TILE_ROWS,))
     assert (embedder.vectors(reply) == 2).all()
     assert embedder.engine.batches == []
     more = msgspec.structs.replace(item, tokens=item.tokens + np.int32(5).tobytes())
     for wrong in (more, _ids(5), msgspec.structs.replace(item, tokens=item.tokens[4:])):
         with pytest.raises(InvalidInput):
-            await embedder(wrong, rows="vision")
+            await embedder(wrong, outputs=("vision",))
     with pytest.raises(ProtocolError, match="queries"):
-        await embedder(item, rows="vision", queries=(b"",))
+        await embedder(item, outputs=("vision",), queries=(b"",))

@@ -16,7 +16,7 @@ from tessera.errors import TransportUnavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
 from tessera.frontend.serving.row_lender import RowLender
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import Output, OutputKind, Outputs
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.host import host_id
@@ -80,7 +80,7 @@ class Reading:
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         self.peers = Peers(client, lambda _: None)
         self.dispatcher = Dispatcher(
-            self.peers, Router(), FrontendMetrics().of("m"), OUTPUT, lender=self.lender
+            self.peers, Router(), FrontendMetrics().of("m"), Outputs([OUTPUT]), lender=self.lender
         )
         await until(lambda: len(self.peers.ready) == 1)
 

@@ -20,7 +20,7 @@ from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.launched import Launched
 from tessera.models import Model
-from tessera.models.base import SCORES, Output, OutputKind, RowKind, stage_outputs
+from tessera.models.base import SCORES, STATES, Output, OutputKind, Outputs
 from tessera.rows import Rows
 from tessera.tasks import Deadline
 from tessera.worker.embed import EmbedService
@@ -93,12 +93,13 @@ class DamagedText(SummingText):
                 rows[row - 1, -1] = np.nan
         return Launched.of(Rows(rows, bounds, np.ones(len(rows), np.float32)))
 
-    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
         rows = np.ones((len(batch.input_ids), self.state_width), np.float32)
         for start, stop in pairwise(batch.cu_seqlens.tolist()):
             if batch.input_ids[start] == 13:
                 rows[stop - 1, 0] = np.inf
-        return Launched.of(Rows(rows, batch.cu_seqlens.astype(np.int64), np.ones(len(rows), np.float32)))
+        whole = Rows(rows, batch.cu_seqlens.astype(np.int64), np.ones(len(rows), np.float32))
+        return Launched.of(list(whole))
 
 
 OUTPUTS = {
@@ -111,7 +112,7 @@ OUTPUTS = {
 @pytest.fixture(params=OUTPUTS.values(), ids=OUTPUTS)
 async def service(request: pytest.FixtureRequest, model: Model) -> AsyncIterator[EmbedService]:
     variant = cast(Model, Variant(model, output=request.param))
-    width = stage_outputs(model)[RowKind.STATES].width
+    width = Outputs.of_model(model).by_name[STATES].width
     engine = DamagedText(request.param, state_width=width)
     settings = EngineSettings(max_batch_cost=64, max_queue_cost=10_000)
     made = EmbedService(variant, engine, settings, None, WorkerMetrics(), worker_info(model, "embed"))
@@ -148,7 +149,7 @@ async def test_an_input_with_a_bad_row_fails_alone(service: EmbedService, more: 
 
 
 async def test_states_are_looked_at_too(service: EmbedService) -> None:
-    reply = await ask(service, *named((1, 2), (13, 5), (4,)), rows="states")
+    reply = await ask(service, *named((1, 2), (13, 5), (4,)), outputs=("states",))
     assert list(reply.failures) == [1] and reply.counts == (2, 0, 1)
 
 
@@ -167,9 +168,9 @@ async def test_an_embedder_of_one_worker_gives_a_stages_rows(service: EmbedServi
     embedder = LocalEmbedder(service.handle, service.model)
     answer = await embedder.embed(
         named((1, 2), (13, 5), (4,)),
-        Call(request_id="r", deadline=Deadline.after(20), rows=RowKind.STATES),
+        Call(request_id="r", deadline=Deadline.after(20), outputs=(STATES,)),
     )
-    assert answer.rows.values.shape == (5, stage_outputs(model)[RowKind.STATES].width)
+    assert answer.rows.values.shape == (5, Outputs.of_model(model).by_name[STATES].width)
     assert list(answer.errors) == [1] and answer.rows.bounds.tolist() == [0, 2, 4, 5]
 
 
@@ -254,5 +255,5 @@ async def test_an_image_that_is_no_numbers_fails_the_inputs_that_have_it(
         )
         for item in items[:2]
     ]
-    reply = await embedder(*placeholders, rows="vision")
+    reply = await embedder(*placeholders, outputs=("vision",))
     assert list(reply.failures) == [1] and reply.counts == (TILE_ROWS, 0)

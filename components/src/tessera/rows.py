@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -21,14 +21,17 @@ class Rows:
 
     ``values`` is float32 ``[rows, width]``. ``bounds`` is int64 ``[inputs + 1]``: input ``i`` has the rows
     ``bounds[i]`` to ``bounds[i + 1]``. ``norms`` is float32 ``[rows]``: the length that a row had before the
-    family scaled it to unit length, and 1 where rows are not scaled. ``indices``, for sparse rows alone, is
-    int32 ``[rows, width]``: the vocabulary's id that each value belongs to.
+    family scaled it to unit length, and 1 where rows are not scaled. ``indices`` is int32 ``[rows]``: the
+    token id that each row is of, -1 for a row that holds nothing, whose values are 0; None where all rows
+    hold something and nobody asks. Sparse rows of an input have ascending ids, then those that hold nothing:
+    so their number is known before the work. ``others`` are the rows of further outputs of the same inputs.
     """
 
     values: npt.NDArray[np.float32]
     bounds: npt.NDArray[np.int64]
     norms: npt.NDArray[np.float32]
     indices: npt.NDArray[np.int32] | None = None
+    others: tuple[Rows, ...] = ()
 
     def __len__(self) -> int:
         """Return how many inputs there are."""
@@ -40,8 +43,37 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values, norms and indices."""
-        return self.values.nbytes + self.norms.nbytes + (0 if self.indices is None else self.indices.nbytes)
+        """Bytes of values, norms and indices, of the others too."""
+        own = self.values.nbytes + self.norms.nbytes + (0 if self.indices is None else self.indices.nbytes)
+        return own + sum([rows.nbytes for rows in self.others])
+
+    @classmethod
+    def zeros(cls, bounds: npt.NDArray[np.int64], width: int) -> Rows:
+        """Return rows of zeros, none of which holds anything."""
+        count = int(bounds[-1])
+        return cls(np.zeros((count, width), np.float32), bounds, np.zeros(count, np.float32))
+
+    def copied(self) -> Rows:
+        """Return the same in arrays of their own."""
+        return Rows(
+            self.values.copy(),
+            self.bounds,
+            self.norms.copy(),
+            None if self.indices is None else self.indices.copy(),
+            tuple([rows.copied() for rows in self.others]),
+        )
+
+    def each(self) -> tuple[Rows, ...]:
+        """Return the rows of each output, the first one's without the others."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    def held(self) -> Rows:
+        """Return the rows that hold something, with bounds of their own."""
+        if self.indices is None:
+            return self
+        held = self.indices >= 0
+        bounds = np.concatenate(([0], np.cumsum(held)))[self.bounds]
+        return Rows(self.values[held], bounds, self.norms[held], self.indices[held])
 
     def places(self, inputs: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return the indices of these inputs' rows, one input after the other."""
@@ -53,28 +85,42 @@ class Rows:
             return ends
         return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
 
-    def put(
-        self, inputs: Sequence[int], values: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]
-    ) -> None:
-        """Write the rows of these inputs, which come one input after the other."""
+    def put(self, inputs: Sequence[int], rows: Rows) -> Rows:
+        """Write the rows of these inputs, which come one input after the other; returns the whole.
+
+        Indices are made where ``rows`` are the first to have them.
+        """
         places = self.places(inputs)
-        self.values[places], self.norms[places] = values, norms
+        self.values[places], self.norms[places] = rows.values, rows.norms
+        whole = self
+        if rows.indices is not None:
+            if self.indices is None:
+                whole = replace(self, indices=np.full(len(self.values), -1, np.int32))
+            assert whole.indices is not None
+            whole.indices[places] = rows.indices
+        if not self.others:
+            return whole
+        others = [mine.put(inputs, theirs) for mine, theirs in zip(self.others, rows.others, strict=True)]
+        return replace(whole, others=tuple(others))
 
     def spread(self, inputs: Sequence[int], bounds: npt.NDArray[np.int64]) -> Rows:
         """Return these inputs' rows at their places among the inputs of ``bounds``, with zeros elsewhere."""
-        count = int(bounds[-1])
-        rows = Rows(np.zeros((count, self.width), np.float32), bounds, np.zeros(count, np.float32))
-        rows.put(inputs, self.values, self.norms)
-        return rows
+        return Rows.zeros(bounds, self.width).put(inputs, self)
 
     def of(self, index: int) -> Rows:
         """Return one input's rows; they are views of these."""
-        return self._between(*self.bounds[index : index + 2].tolist())
+        rows = self._between(*self.bounds[index : index + 2].tolist())
+        if not self.others:
+            return rows
+        return replace(rows, others=tuple([other.of(index) for other in self.others]))
 
     def __iter__(self) -> Iterator[Rows]:
         """Yield each input's rows on their own; they are views of these, and of a single input these."""
         if len(self) == 1:
             yield self
+            return
+        if self.others:
+            yield from map(self.of, range(len(self)))
             return
         for first, last in pairwise(self.bounds.tolist()):
             yield self._between(first, last)
@@ -95,6 +141,8 @@ class Rows:
         if unit_length:
             squares = np.einsum("ij,ij->i", self.values, self.values)
             sound = (np.abs(squares - 1) <= _TOLERANCE) & np.isfinite(self.norms)
+            if self.indices is not None:
+                sound |= (self.indices < 0) & (squares == 0)
         else:
             sound = np.asarray(np.isfinite(self.values).all(axis=1))
         return None if sound.all() else ~sound
@@ -113,6 +161,7 @@ class Rows:
             np.concatenate(([0], np.cumsum(counts))).astype(np.int64, copy=False),
             np.concatenate([part.norms for part in parts]),
             np.concatenate(indices) if indices else None,
+            tuple(map(cls.joined, zip(*[part.others for part in parts], strict=True))),
         )
 
     def _is_sound(self, unit_length: bool) -> bool:

@@ -28,7 +28,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 10
+VERSION: Final = 11
 
 M = TypeVar("M")
 
@@ -176,8 +176,8 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     With ``queries`` each item is answered with one number in place of its rows: the sum, over the rows of
     its query, of the largest dot product with one of its own (MaxSim). Each query is float32 little-endian
     ``[rows, width]``.
-    ``rows`` is what is asked for of each item, as ``RowKind`` says; with ``vision``, its tokens are the
-    placeholders of its images.
+    ``outputs`` are the names of what is asked for of each item, the model's default without any; with
+    ``vision``, which stands alone, its tokens are the placeholders of its images.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
     there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
     Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
@@ -189,7 +189,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     priority: int = 0
     client: str = ""
     queries: tuple[bytes, ...] = ()
-    rows: Literal["output", "states", "vision"] = "output"
+    outputs: tuple[str, ...] = ()
     trace: dict[str, str] = {}
 
     @property
@@ -220,12 +220,31 @@ class Timings(Message, frozen=True, kw_only=True):
         return {name: round(ms, 1) for name in self.__struct_fields__ if (ms := getattr(self, name))}
 
 
+class OutputRows(Message, frozen=True, kw_only=True):
+    """The rows of an output, of all items that have not failed.
+
+    Float32 ``[rows, width]``. ``norms``, float32 ``[rows]``, says how long the model had made the rows, where
+    they are scaled to unit length, and is 1 elsewhere. ``indices``, int32 ``[rows]``, is as in ``Rows``, and
+    empty where there are none.
+    """
+
+    rows: memoryview
+    norms: memoryview
+    width: int
+    indices: memoryview = memoryview(b"")
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.norms) + len(self.indices)
+
+
 class EmbedReply(Message, frozen=True, kw_only=True):
     """``rows`` is float32 ``[sum(counts), width]``: ``counts`` says how many rows each item became.
 
     A failed item has none, and its failure is listed. ``norms``, float32 ``[sum(counts)]``, says how long the
     model had made the rows, where they are scaled to unit length, and is 1 elsewhere.
-    ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
+    ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache. ``indices``
+    are as in ``OutputRows``; these are the first output's rows, and ``others`` has those of the others.
     """
 
     # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
@@ -236,10 +255,13 @@ class EmbedReply(Message, frozen=True, kw_only=True):
     failures: dict[int, Failure] = {}
     cached_tokens: tuple[int, ...]
     timings: Timings
+    indices: memoryview = memoryview(b"")
+    others: tuple[OutputRows, ...] = ()
 
     @property
     def size(self) -> int:
-        return len(self.rows) + len(self.norms)
+        own = len(self.rows) + len(self.norms) + len(self.indices)
+        return own + sum([output.size for output in self.others])
 
 
 class ReaderInfo(Message, frozen=True, kw_only=True):

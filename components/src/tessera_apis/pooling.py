@@ -8,7 +8,7 @@ task               output of the model        ``data`` of an input
 ``classify``       a score                    a list with it
 =================  =========================  =====================
 
-A served model does one of them, which is taken where a request names none. Inputs and options are those of
+The first that a served model does is taken where a request names none. Inputs and options are those of
 ``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it. An input of a
 reranker is a whole prompt, with both sides of the pair in it, and its score a probability unless the request
 asks for the logit.
@@ -17,6 +17,7 @@ asks for the logit.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -62,7 +63,17 @@ _FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)
 _MOST_INPUTS: Final = 500
 
 # The task says the first, and vLLM refuses the others here.
-_LEFT_OUT: Final = ("return_multivector", "dimensions", "output_dimension")
+_LEFT_OUT: Final = (
+    "return_multivector",
+    "dimensions",
+    "output_dimension",
+    "output_types",
+    "return_dense",
+    "return_sparse",
+    "return_colbert_vecs",
+    "return_tokens",
+    "max_active_dims",
+)
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS.schema,
     "title": "PoolingRequest",
@@ -85,7 +96,7 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             raise InvalidInput(f"{name}: not supported by /pooling", param=name)
     if body.get("data") is not None:
         raise InvalidInput("data: is for plugins of other servers; send input or messages", param="data")
-    _check_task(body.get("task"), served)
+    kind = _kind(body.get("task"), served)
     rest: JsonObject = {name: entry for name, entry in body.items() if name not in ("task", "data")}
     request = parse_embeddings(rest, limits=served.limits, models=served.names)
     if request.encoding_format is EncodingFormat.BYTES and len(request.inputs) > _MOST_INPUTS:
@@ -94,7 +105,8 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
             param="encoding_format",
         )
-    if served.output.kind is OutputKind.SCORE and request.dtype not in _FLOATS:
+    request = replace(request, outputs=served.of_kind(kind))
+    if kind is OutputKind.SCORE and request.dtype not in _FLOATS:
         raise InvalidInput(
             f"embed_dtype: a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}",
             param="embed_dtype",
@@ -102,30 +114,33 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
     return request
 
 
-def _check_task(value: Json, served: Served) -> None:
+def _kind(value: Json, served: Served) -> OutputKind:
+    """Return the kind of the output that a task means, the default's without one."""
     if value is None:
-        return
-    does = TASKS[served.output.kind]
+        return served.output.kind
+    kinds = {TASKS[output.kind]: output.kind for output in served.outputs if output.kind in TASKS}
+    does = " or ".join(kinds)
     if not isinstance(value, str):
         raise expected("task", does, value)
-    if value != does:
+    if value not in kinds:
         raise InvalidInput(f"task: {served.model!r} does {does}, and not {value!r}", param="task")
+    return kinds[value]
 
 
 def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
     rows = result.rows.values
-    output = served.output
+    (output,) = served.asked(request.outputs)
     if output.kind is OutputKind.SCORE and output.activation == "sigmoid" and request.normalize:
         rows = sigmoid(rows).astype(np.float32)
-    values = finished(rows, request, served.output)
+    values = finished(rows, request, output)
     head = {
         "id": f"pooling-{result.request_id}",
         "created": int(time.time()),
         "model": served.model,
     }
     usage = usage_object(result.usage)
-    tokens = served.output.kind is OutputKind.TOKENS
+    tokens = output.kind is OutputKind.TOKENS
     if request.encoding_format is EncodingFormat.BYTES_ONLY:
         return ResponseBody.of_bytes(values)
     if request.encoding_format is EncodingFormat.BYTES:

@@ -7,7 +7,7 @@ where both are, a body with a ``query`` is for the reranker. ``/info`` is of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Final
 
@@ -31,9 +31,16 @@ from tessera.frontend.api.body import (
     unread,
 )
 from tessera.frontend.api.content import InputBuilder, read_tokens
-from tessera.frontend.api.endpoint import ALL_KINDS, TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
+from tessera.frontend.api.endpoint import (
+    ALL_KINDS,
+    SPARSE,
+    TOKEN_VECTORS,
+    VECTORS,
+    Translated,
+    TranslatedScores,
+)
 from tessera.frontend.api.formats import ResponseBody, json_matrix, matrices
-from tessera.frontend.api.openai import MATRIX, finished
+from tessera.frontend.api.openai import MATRIX, finished, sparse_weights
 from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -132,6 +139,10 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     instruction: Instruction = None
 
 
+class TeiEmbedSparseRequest(TeiEmbedAllRequest, kw_only=True):
+    """Declares TEI's body of ``/embed_sparse``."""
+
+
 class TeiRerankRequest(_Truncation, kw_only=True):
     """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
 
@@ -143,6 +154,7 @@ class TeiRerankRequest(_Truncation, kw_only=True):
 
 
 EMBED: Final = Form(TeiEmbedRequest)
+EMBED_SPARSE: Final = Form(TeiEmbedSparseRequest)
 EMBED_ALL: Final = Form(TeiEmbedAllRequest)
 TOKENIZE: Final = Form(TeiTokenizeRequest)
 RERANK: Final = Form(TeiRerankRequest)
@@ -224,8 +236,9 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
 
 
 def write_tei(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    values = finished(result.rows.values, request, served.output)
-    tokens = served.output.kind is OutputKind.TOKENS
+    (output,) = served.asked(request.outputs)
+    values = finished(result.rows.values, request, output)
+    tokens = output.kind is OutputKind.TOKENS
     rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)] if tokens else values
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
@@ -239,10 +252,29 @@ def _read(value: Json, param: str, builder: InputBuilder) -> Input:
 
 
 def _translate(
-    form: Form[TeiEmbedRequest] | Form[TeiEmbedAllRequest], body: Json, served: Served
+    form: Form[TeiEmbedRequest] | Form[TeiEmbedAllRequest],
+    kind: OutputKind,
+    body: Json,
+    served: Served,
 ) -> Translated:
-    request = parse_tei(form.read(body), served.limits)
+    request = replace(parse_tei(form.read(body), served.limits), outputs=served.of_kind(kind))
     return Translated(request=request, write=partial(write_tei, request, served))
+
+
+def _translate_sparse(body: Json, served: Served) -> Translated:
+    request = parse_tei(EMBED_SPARSE.read(body), served.limits)
+    request = replace(request, outputs=served.of_kind(OutputKind.SPARSE))
+    return Translated(request=request, write=write_sparse)
+
+
+def write_sparse(result: Result) -> ResponseBody:
+    """The weights of each input, ascending by token id."""
+    rows = []
+    for part in result.rows:
+        weights, ids = sparse_weights(part)
+        pairs = zip(ids.tolist(), weights, strict=True)
+        rows.append([{"index": index, "value": value} for index, value in pairs])
+    return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
@@ -315,7 +347,7 @@ def _routes(service: Service) -> list[ApiRoute]:
     async def own(request: Request) -> Response:
         if await _asks_for_scores(service, request):
             return await endpoint.answer(request, parse_rerank, kinds=ALL_KINDS, first=OutputKind.SCORE)
-        return await endpoint.answer(request, partial(_translate, EMBED))
+        return await endpoint.answer(request, partial(_translate, EMBED, OutputKind.VECTOR))
 
     async def info(request: Request) -> Response:
         """Null for what is not known here."""
@@ -331,7 +363,7 @@ def _routes(service: Service) -> list[ApiRoute]:
     return [
         endpoint.route(
             "/embed",
-            partial(_translate, EMBED),
+            partial(_translate, EMBED, OutputKind.VECTOR),
             name="embed",
             summary="Embed text",
             body=EMBED.schema,
@@ -340,13 +372,23 @@ def _routes(service: Service) -> list[ApiRoute]:
         ),
         endpoint.route(
             "/embed_all",
-            partial(_translate, EMBED_ALL),
+            partial(_translate, EMBED_ALL, OutputKind.TOKENS),
             name="embed_all",
             summary="Vectors of each token of a text",
             body=EMBED_ALL.schema,
             answer=list_of(MATRIX),
             error=ERROR,
             kinds=TOKEN_VECTORS,
+        ),
+        endpoint.route(
+            "/embed_sparse",
+            _translate_sparse,
+            name="embed_sparse",
+            summary="Weights of token ids of a text",
+            body=EMBED_SPARSE.schema,
+            answer=list_of(list_of(object_of(index=WHOLE, value={"type": "number"}))),
+            error=ERROR,
+            kinds=SPARSE,
         ),
         *(ApiRoute(path, own, summary=summary, described=described) for path in OWN),
         get_route("/info", info, _INFO, 401, summary="What is served, as TEI says it"),

@@ -149,7 +149,8 @@ class Inference:
         """Wait for room as often as it takes: that of a request is known in full once it has been read."""
         served, request = offer.served, work.request
         assert request is not None
-        width = served.pipeline.output_of(request).width
+        (output,) = served.pipeline.outputs_of(request)
+        width = output.width
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
 
         def take() -> None:

@@ -46,7 +46,7 @@ from tessera.frontend.request import (
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
-from tessera.models.base import OutputKind, Role, RowKind, StagedModel, Truncate, VisionSpec
+from tessera.models.base import STATES, VISION, OutputKind, Role, StagedModel, Truncate, VisionSpec
 from tessera_kserve.call import Call
 from tessera_kserve.tensors import BYTES, Tensor, floats
 
@@ -344,7 +344,7 @@ class States:
                 states[places] = result.rows.values
             return {"last_hidden_state": states}
 
-        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.STATES, priority=priority_of(call))
+        request = EmbeddingsRequest(inputs=inputs, outputs=(STATES,), priority=priority_of(call))
         return Work(
             request=request if inputs else None, rows=len(rows), write=write, nbytes=4 * math.prod(shape)
         )
@@ -409,7 +409,7 @@ class Vit:
             assert result is not None
             return {"image_features": result.rows.values.reshape(shape)}
 
-        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.VISION, priority=priority_of(call))
+        request = EmbeddingsRequest(inputs=inputs, outputs=(VISION,), priority=priority_of(call))
         return Work(request=request, rows=rows, write=write, nbytes=4 * math.prod(shape))
 
 

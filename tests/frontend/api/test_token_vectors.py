@@ -301,8 +301,8 @@ def test_the_longest_metadata_is_read_by_pythons_own_client() -> None:
 
 
 def test_tei_answers_a_list_of_matrices() -> None:
-    body = written(translate_tei(EMBED_ALL, {"inputs": ["a", "b", "c"]}, TOKENS))
+    body = written(translate_tei(EMBED_ALL, OutputKind.TOKENS, {"inputs": ["a", "b", "c"]}, TOKENS))
     for found, matrix in zip(orjson.loads(body.content), MATRICES, strict=True):
         assert np.array_equal(np.array(found, np.float32), matrix)
     with pytest.raises(InvalidInput, match="dimensions"):
-        translate_tei(EMBED_ALL, {"inputs": "a", "dimensions": 8}, TOKENS)
+        translate_tei(EMBED_ALL, OutputKind.TOKENS, {"inputs": "a", "dimensions": 8}, TOKENS)

@@ -16,7 +16,7 @@ from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, ProtocolError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import Output, OutputKind, Outputs
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.lending import inline_handle
@@ -83,7 +83,9 @@ class Frontend:
         # Large requests on a slow machine would keep it from hearing of a worker in time.
         self.peers = Peers(client, lambda _: None, check_every=60.0)
         metrics = self.metrics.of("m")
-        self.dispatcher = Dispatcher(self.peers, self.router, metrics, output, wait_seconds=wait_seconds)
+        self.dispatcher = Dispatcher(
+            self.peers, self.router, metrics, Outputs([output]), wait_seconds=wait_seconds
+        )
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
     async def embed(

@@ -13,7 +13,7 @@ from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, Tessera
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call
 from tessera.frontend.serving.result_cache import ResultCache
-from tessera.models.base import SCORES, Output, OutputKind
+from tessera.models.base import SCORES, Output, OutputKind, Outputs
 from tessera.tasks import Deadline
 
 OUTPUT = Output(kind=OutputKind.VECTOR, width=8)
@@ -76,7 +76,7 @@ class Cached:
             self.behind,
             FrontendMetrics().of("m"),
             capacity=capacity,
-            output=output,
+            outputs=Outputs([output]),
             key_prefix=lambda: self.key_prefix,
             flight_seconds=30,
             workers=lambda: self.workers,

@@ -53,6 +53,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_i
 import tessera
 from tessera.checkpoint.adapter import ADAPTER_FILE, ADAPTER_WEIGHTS
 from tessera.checkpoint.declared import MODULES_FILE, module_files
+from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
@@ -272,6 +273,7 @@ class _Fetch:
             names = [name for name in (SINGLE_FILE,) if name in files]
         else:
             names = shards(folder)
+        names += [name for name in HEAD_FILES if name in files]
         names += [ADAPTER_WEIGHTS] if adapts else []
         missing = [name for name in names if name not in files]
         if missing or len(names) > _MOST_SHARDS:

@@ -6,7 +6,7 @@ waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tessera.engine.batch import Cost, TextBatch, VisionBatch
@@ -68,14 +68,19 @@ class TextEngine(Protocol):
     def warm(self) -> None: ...
 
     @property
-    def gives_states(self) -> bool: ...
-
-    def launch(self, batch: TextBatch) -> Launched[Rows]:
-        """Run a batch; the rows come in its order."""
+    def gives(self) -> Collection[str]:
+        """The names of the outputs that sequences may ask for beside the default."""
         ...
 
-    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
-        """As ``launch``, with each token's last hidden state; ``EngineFailed`` unless ``gives_states``."""
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
+        """Run a batch whose sequences all ask for the default output; the rows come in its order."""
+        ...
+
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
+        """Run a batch with names of outputs, in one pass; what each sequence asks for, in its order.
+
+        Raises ``EngineFailed`` for a name that is not one that it gives.
+        """
         ...
 
     def close(self) -> None: ...

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -142,31 +142,89 @@ class TextBatch:
     lengths: tuple[int, ...]  # [batch]
     vision: tuple[torch.Tensor, ...]
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
+    asked: tuple[tuple[str, ...], ...] = ()  # [batch], names of outputs; () where all ask the default
+
+    @property
+    def names(self) -> list[str]:
+        """The outputs that some sequence asks for."""
+        return list(dict.fromkeys(name for names in self.asked for name in names or ("",)))
 
 
 def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int64]:
     """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
-    if output.kind is OutputKind.TOKENS:
+    if output.kind is OutputKind.TOKENS and output.most is None:
         return batch.cu_seqlens.astype(np.int64)
-    return np.arange(len(batch.lengths) + 1)
+    if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
+        return np.arange(len(batch.lengths) + 1)
+    return np.cumsum([0, *map(output.rows, batch.lengths)], dtype=np.int64)
 
 
-def output_rows(computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> Rows:
+def merged(
+    values: npt.NDArray[np.float32], indices: npt.NDArray[np.int32], bounds: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """Return sparse rows as ``Rows`` has them, of weights in any order; the largest of an id counts.
+
+    ``values`` is ``[rows, 1]``. An id of -1 and a weight that is not above 0 hold nothing; one that is not a
+    number is kept, so that it is found where rows are answered.
+    """
+    weights = values[:, 0]
+    held = np.flatnonzero((indices >= 0) & ~(weights <= 0))
+    inputs = np.searchsorted(bounds, held, side="right") - 1
+    keys = inputs * (np.int64(1) << 32) + indices[held]
+    order = np.argsort(keys, kind="stable")
+    keys, held = keys[order], held[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    own = keys[firsts] >> 32
+    places = bounds[own] + np.arange(len(firsts)) - np.searchsorted(own, own)
+    largest, ids = np.zeros_like(values), np.full_like(indices, -1)
+    if len(firsts):
+        largest[places, 0] = np.maximum.reduceat(weights[held], firsts)
+        ids[places] = indices[held[firsts]]
+    return largest, ids
+
+
+def output_rows(
+    computed: npt.NDArray[np.float32],
+    batch: TextBatch,
+    output: Output,
+    indices: npt.NDArray[np.int32] | None = None,
+) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
-    return scaled(computed, output_bounds(batch, output), unit_length=output.unit_length)
+    bounds = output_bounds(batch, output)
+    if indices is not None:
+        if output.kind is OutputKind.SPARSE:
+            computed, indices = merged(computed, indices, bounds)
+        else:
+            computed = np.where(indices[:, None] >= 0, computed, np.float32(0))
+    return scaled(computed, bounds, unit_length=output.unit_length, indices=indices)
 
 
-def scaled(computed: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64], *, unit_length: bool) -> Rows:
+def scaled(
+    computed: npt.NDArray[np.float32],
+    bounds: npt.NDArray[np.int64],
+    *,
+    unit_length: bool,
+    indices: npt.NDArray[np.int32] | None = None,
+) -> Rows:
     """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled with ``unit_length``.
 
     A row shorter than 1e-12 is divided by 1e-12.
     """
     if not unit_length:
-        return Rows(computed, bounds, np.ones(len(computed), np.float32))
+        return Rows(computed, bounds, np.ones(len(computed), np.float32), indices)
     norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
     # Rows that are not finite are found where they are answered.
     with np.errstate(invalid="ignore"):
-        return Rows(computed / np.maximum(norms, _EPSILON)[:, None], bounds, norms)
+        return Rows(computed / np.maximum(norms, _EPSILON)[:, None], bounds, norms, indices)
+
+
+def rows_as_asked(outputs: Mapping[str, Rows], batch: TextBatch) -> list[Rows]:
+    """Return the rows of each sequence of a batch, of the outputs that it asks for."""
+    answers = []
+    for number, names in enumerate(batch.asked):
+        first, *others = [outputs[name].of(number) for name in names or ("",)]
+        answers.append(replace(first, others=tuple(others)) if others else first)
+    return answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +237,8 @@ class PackedInput:
     tokens: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     vision: tuple[torch.Tensor, ...] = ()
-    states: bool = False
-    """Whether its hidden states are asked for in place of the model's output."""
+    asked: tuple[str, ...] = ()
+    """The outputs that are asked for, in this order; none: the default."""
     vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
 
 
@@ -201,6 +259,9 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
         lengths=tuple(lengths.tolist()),
         vision=tuple(rows for _, vision in with_vision for rows in vision),
         vision_index=(np.concatenate([index for index, _ in with_vision]) if with_vision else _NONE),
+        asked=tuple([sequence.asked for sequence in sequences])
+        if any(sequence.asked for sequence in sequences)
+        else (),
     )
 
 
@@ -231,6 +292,7 @@ def split(batch: TextBatch, count: int) -> list[TextBatch]:
             lengths=batch.lengths[first:last],
             vision=batch.vision[images[piece] : images[piece + 1]],
             vision_index=batch.vision_index[rows[piece] : rows[piece + 1]] - bounds[first],
+            asked=batch.asked[first:last],
         )
         for piece, (first, last) in enumerate(pairwise(cuts))
     ]

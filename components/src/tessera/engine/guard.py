@@ -111,9 +111,9 @@ class GuardedTextEngine(_Guarded):
 
     def __init__(self, engine: TextEngine, model: Model) -> None:
         super().__init__(engine, model)
-        self.gives_states = engine.gives_states
+        self.gives = engine.gives
         self.launch = guarded(engine.launch, translate)
-        self.launch_states = guarded(engine.launch_states, translate)
+        self.launch_named = guarded(engine.launch_named, translate)
 
     def _gives_finite_rows(self) -> bool:
         output = self.launch(zeros(self._model, _WARM_TOKENS, _WARM_TOKENS)).result()

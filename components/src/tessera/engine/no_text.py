@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import NoReturn
+
 from tessera.engine.batch import Cost, TextBatch, packed_cost
 from tessera.errors import EngineFailed
-from tessera.launched import Launched
-from tessera.rows import Rows
 
 
 class NoText:
@@ -13,16 +14,16 @@ class NoText:
 
     cost: Cost = staticmethod(packed_cost)
     depth = 1
-    gives_states = False
+    gives: Collection[str] = ()
 
     def warm(self) -> None:
         """There is nothing to warm."""
 
-    def launch(self, batch: TextBatch) -> Launched[Rows]:
+    def launch(self, batch: TextBatch) -> NoReturn:
         """Raise ``EngineFailed``."""
         raise EngineFailed("this worker encodes images alone; it has no text engine")
 
-    launch_states = launch
+    launch_named = launch
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tessera.errors import InvalidInput
 from tessera.model_names import find_name
-from tessera.models.base import Role, RowKind, Truncate
+from tessera.models.base import Role, Truncate
 from tessera.settings import POSITIVE, Setting
 
 ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
@@ -132,9 +132,10 @@ class Input:
 class EmbeddingsRequest:
     """A request for vectors, one per input and in their order.
 
-    ``model`` is the name without a role suffix, None when the client named none. ``rows`` asks for what
-    stages give in place of vectors; ``dimensions`` and ``normalize`` then change nothing. ``dimensions`` is
-    the wanted width, None for the model's own. ``dimensions_param`` and ``dtype_param`` are the client's own
+    ``model`` is the name without a role suffix, None when the client named none. ``outputs``
+    names the wanted ones, without any the model's default. ``dimensions`` is the wanted width of dense
+    vectors, None for the model's own, and ``most_active`` the most weights of a sparse one, the largest.
+    ``tokens`` asks for the texts of its ids. ``dimensions_param`` and ``dtype_param`` are the client's own
     names of those fields.
     ``max_tokens`` bounds each input, None for the model's limit. ``normalize`` asks for unit vectors.
     ``multivector`` asks for a vector of each token by name; raw values are little-endian unless
@@ -143,13 +144,15 @@ class EmbeddingsRequest:
     """
 
     inputs: tuple[Input, ...]
-    rows: RowKind = RowKind.OUTPUT
+    outputs: tuple[str, ...] = ()
     model: str | None = None
     encoding_format: EncodingFormat = EncodingFormat.FLOAT
     dtype: EmbedDtype = EmbedDtype.FLOAT32
     dtype_param: str = "embed_dtype"
     dimensions: int | None = None
     dimensions_param: str = "dimensions"
+    most_active: int | None = None
+    tokens: bool = False
     normalize: bool = True
     multivector: bool = False
     big_endian: bool = False

@@ -36,7 +36,7 @@ from tessera.frontend.serving.towers import TowersDispatcher
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model, try_out
-from tessera.models.base import OutputKind, stage_outputs
+from tessera.models.base import OutputKind, Outputs, outputs_of
 from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
@@ -221,7 +221,11 @@ class Service:
             settings=given,
             model=model,
             served=Served(
-                names=given.served_model_names, output=model.output, limits=settings.limits.request
+                names=given.served_model_names,
+                output=model.output,
+                outputs=outputs_of(model),
+                limits=settings.limits.request,
+                token_text=model.token_text,
             ),
             workers=workers,
             pipeline=Pipeline(
@@ -251,14 +255,14 @@ class Service:
         self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics
     ) -> Embedder:
         settings = self.settings
+        outputs = Outputs.of_model(model)
 
         def dispatching(peers: Peers) -> Dispatcher:
             return Dispatcher(
                 peers,
                 Router(),
                 metrics,
-                model.output,
-                stages=stage_outputs(model),
+                outputs,
                 lender=self._lender,
                 wait_seconds=settings.worker_wait_seconds,
             )
@@ -275,7 +279,7 @@ class Service:
             dispatcher,
             metrics,
             capacity=settings.result_cache_bytes,
-            output=model.output,
+            outputs=outputs,
             key_prefix=KeyPrefix(
                 model.fingerprint, lambda: workers.embed.ready.values(), lambda: workers.encode.ready.values()
             ),
@@ -308,8 +312,12 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
             "width": model.output.width,
             "dimensions": [list(each) for each in served.pipeline.widths.ranges],
         },
+        "outputs": [
+            {"name": output.name, "kind": output.kind.value, "width": output.width, "most": output.most}
+            for output in served.served.outputs
+        ],
         "images": model.vision is not None,
-        "task": TASKS[model.output.kind],
+        "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),
         "prompts": dict(declared_of(model).prompts),
         "routes": service.routes.get(model.output.kind, []),

@@ -19,7 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.checkpoint.declared import Task
+from tessera.errors import UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
+from tessera.nn.outputs import STATES as STATES
+from tessera.nn.outputs import HeadRows as HeadRows
 from tessera.nn.spec import Pooling
 
 if TYPE_CHECKING:
@@ -115,24 +118,30 @@ class Pixels:
 
 
 class OutputKind(StrEnum):
-    """What comes out for one input: one vector, one vector for each token, or one number."""
+    """What comes out for one input: a vector, one for each token, a number, or weights of token ids.
+
+    Each row of a sparse output is one weight, and the row's index the token id that it is of.
+    """
 
     VECTOR = "vector"
     TOKENS = "tokens"
     SCORE = "score"
+    SPARSE = "sparse"
 
 
-class RowKind(StrEnum):
-    """What a request asks for: the model's output, the backbone's last hidden state, or vision rows.
+OUTPUT_NAMES: Final = {
+    OutputKind.VECTOR: "dense",
+    OutputKind.TOKENS: "multivector",
+    OutputKind.SCORE: "score",
+    OutputKind.SPARSE: "sparse",
+}
+"""What an output is called that is the only one of its kind."""
 
-    ``states``: float32 ``[tokens, state_width]``, behind the final norm, before pooling. ``vision``: float32
-    ``[rows, row_width]`` of the input's images, whose placeholders are all of its tokens.
-    """
+VISION: Final = "vision"
+"""The output of the vision rows of an input's images, whose placeholders are all of its tokens."""
 
-    OUTPUT = "output"
-    STATES = "states"
-    VISION = "vision"
 
+_ROW_OF_TOKEN: Final = frozenset((OutputKind.TOKENS, OutputKind.SPARSE))
 
 ScoreActivation = Literal["sigmoid", "identity"]
 """What makes the score of a logit that clients are told, unless they ask for the logit."""
@@ -144,17 +153,30 @@ class Output:
 
     ``unit_length`` says that a row is scaled to length 1 before anybody sees it, ``pooling`` how rows are
     made of the tokens' states; None where the family does not say. ``activation`` is of scores.
+    ``name`` is what requests call it, without one as its kind is called. Rows of a sparse output are one
+    wide, and ``most`` bounds them for an input; without it an input has at most one for each token.
     """
 
     kind: OutputKind
     width: int
+    name: str = ""
+    most: int | None = None
     unit_length: bool = True
     pooling: Pooling | None = None
     activation: ScoreActivation = "sigmoid"
 
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", OUTPUT_NAMES[self.kind])
+
     def rows(self, tokens: int) -> int:
-        """How many rows an input of so many tokens becomes, known before any work is done."""
-        return tokens if self.kind is OutputKind.TOKENS else 1
+        """How many rows an input of so many tokens becomes, known before any work is done.
+
+        Those of them whose index is -1 hold nothing, see ``tessera.rows.Rows``.
+        """
+        if self.kind in _ROW_OF_TOKEN:
+            return tokens if self.most is None else self.most
+        return 1
 
 
 Part = str | tuple[int, ...] | ImagePlan
@@ -277,19 +299,20 @@ class SplitTextModule(TextModule, Protocol):
 
 
 @runtime_checkable
-class StatesModule(TextModule, Protocol):
-    """A text module that can stop before pooling."""
+class NamingModule(TextModule, Protocol):
+    """A text module that gives several outputs of one pass."""
 
-    def states(
+    def named(
         self,
+        names: Sequence[str],
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        """As the call: the last hidden state, float32 ``[tokens, hidden]``."""
+    ) -> Sequence[HeadRows]:
+        """As the call, for the outputs of these names; an empty one is the default output."""
         ...
 
 
@@ -312,7 +335,9 @@ class Model(Protocol):
         ...
 
     @property
-    def output(self) -> Output: ...
+    def output(self) -> Output:
+        """What an input becomes where a request names no output: the first of those that it declares."""
+        ...
 
     @property
     def vision(self) -> VisionSpec | None:
@@ -442,8 +467,18 @@ class PairModel(Model, Protocol):
 
 
 @runtime_checkable
+class SeveralOutputs(Model, Protocol):
+    """A model that gives further outputs beside its default, of the same pass."""
+
+    @property
+    def outputs(self) -> Sequence[Output]:
+        """All of them, the default first, no two of one name."""
+        ...
+
+
+@runtime_checkable
 class StagedModel(Model, Protocol):
-    """A model whose stages can be asked for their own rows, see ``RowKind``."""
+    """A model whose stages can be asked for their own rows, ``STATES`` and ``VISION``."""
 
     @property
     def state_width(self) -> int: ...
@@ -475,16 +510,44 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 
 
-def stage_outputs(model: Model) -> Mapping[RowKind, Output]:
-    """What an input becomes for requests that ask a stage for its rows, of the stages that can be asked."""
-    found: dict[RowKind, Output] = {}
-    if isinstance(model, StagedModel):
-        found[RowKind.STATES] = Output(kind=OutputKind.TOKENS, width=model.state_width, unit_length=False)
-    if model.vision is not None:
-        found[RowKind.VISION] = Output(
-            kind=OutputKind.TOKENS, width=model.vision.row_width, unit_length=False
-        )
-    return found
+def outputs_of(model: Model) -> Sequence[Output]:
+    """The outputs that a model declares, the default first."""
+    others = model.outputs[1:] if isinstance(model, SeveralOutputs) else ()
+    return (model.output, *others)
+
+
+class Outputs:
+    """All that a request may ask a model for, by name: its outputs, and the rows of its stages."""
+
+    def __init__(self, declared: Sequence[Output], stages: Sequence[Output] = ()) -> None:
+        self._default = (declared[0],)
+        self.declared = tuple(declared)
+        self.by_name: Mapping[str, Output] = {output.name: output for output in (*declared, *stages)}
+
+    @classmethod
+    def of_model(cls, model: Model) -> Outputs:
+        """Return what a model declares, and what its stages give."""
+        stages = []
+        if isinstance(model, StagedModel):
+            width = model.state_width
+            stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=STATES))
+        if model.vision is not None:
+            width = model.vision.row_width
+            stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=VISION))
+        return cls(outputs_of(model), stages)
+
+    def of(self, names: Sequence[str]) -> tuple[Output, ...]:
+        """Return the outputs of these names, without any the default.
+
+        Raises ``UnsupportedOperation`` naming what the model has.
+        """
+        if not names:
+            return self._default
+        for name in names:
+            if name not in self.by_name:
+                has = ", ".join(output.name for output in self.declared)
+                raise UnsupportedOperation(f"this model has no output {name!r}; it has {has}")
+        return tuple(self.by_name[name] for name in names)
 
 
 _SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]

@@ -33,7 +33,6 @@ from tessera.models.base import (
     Prompt,
     Role,
     ScoreActivation,
-    TextModule,
     Truncate,
     VisionModule,
     VisionSpec,
@@ -119,6 +118,11 @@ class TowerModel:
             pooling=self.text.pooling,
             activation=self.activation,
         )
+
+    @property
+    def outputs(self) -> Sequence[Output]:
+        """All outputs, the tower's own first; families with heads have further ones."""
+        return (self.output,)
 
     @property
     def vocab_size(self) -> int:
@@ -217,7 +221,7 @@ class TowerModel:
         """The tower as the weight files have it; families may have to look. Raises ``CheckpointError``."""
         return self.text
 
-    def load_text(self, *, dtype: str, device: str) -> TextModule:
+    def load_text(self, *, dtype: str, device: str) -> TextTower:
         """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
@@ -251,6 +255,8 @@ class TowerModel:
 
 
 if TYPE_CHECKING:
+    from tessera.nn.text import TextTower
+
     _offers_stages: type[StageFamily] = TowerModel
 
 

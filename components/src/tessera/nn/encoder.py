@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tessera.nn.forms.plain import Residual, tensor
@@ -28,18 +26,9 @@ class EncoderTower(TextTower):
         self.embed_positions = Table(spec.positions, hidden)
         self.embed_types = Table(spec.types, hidden) if spec.types else None
 
-    def pooled(
-        self,
-        embedded: Embedded,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-    ) -> torch.Tensor:
-        """What follows ``embed``, whose tensors may be overwritten."""
-        if not self.spec.skips:
-            return super().pooled(embedded, positions, cu_seqlens, lengths)
-        hidden = self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths))
-        return self.rows(hidden, Kept(cu_seqlens, positions[-1]))
+    def pooling(self, sequences: Sequences, cu_seqlens: torch.Tensor, positions: torch.Tensor) -> Sequences:
+        """Return the sequences as pooling sees them."""
+        return Kept(cu_seqlens, positions[-1]) if self.spec.skips else sequences
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.layer import Stack, norm
+from tessera.nn.outputs import STATES, HeadRows, OutputHead
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import HeadSpec, TextSpec
@@ -86,6 +87,8 @@ class TextTower(nn.Module):
         self.steps = step_modules(spec.steps)
         self._pools_alone = self.head is None and spec.width == spec.pooled_width == hidden and not spec.steps
         self.form: Form = PLAIN
+        self.name = ""
+        self.heads: Mapping[str, OutputHead] = {}
         self.rotary: Rotary
 
     def prepare(self, device: torch.device, form: Form | None = None) -> TextTower:
@@ -97,6 +100,11 @@ class TextTower(nn.Module):
         self.form = form_for(device, self.embed_tokens.weight.dtype) if form is None else form
         self.layers.prepare(self.form, final=self.norm)
         return self.eval()
+
+    def give(self, name: str, heads: Mapping[str, OutputHead]) -> TextTower:
+        """Name the tower's own output, and give it the heads of the others by name."""
+        self.name, self.heads = name, heads
+        return self
 
     def quantise(self, *, keep: int) -> None:
         """Hold the products in FP8, but for ``keep`` layers at each end."""
@@ -143,20 +151,37 @@ class TextTower(nn.Module):
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten."""
         sequences = self.form.packed(cu_seqlens, lengths)
-        return self.rows(self.encode(embedded, positions, sequences), sequences)
+        hidden = self.encode(embedded, positions, sequences)
+        return self.rows(hidden, self.pooling(sequences, cu_seqlens, positions))
 
-    def states(
+    def pooling(self, sequences: Sequences, cu_seqlens: torch.Tensor, positions: torch.Tensor) -> Sequences:
+        """Return the sequences as pooling sees them."""
+        return sequences
+
+    def named(
         self,
+        names: Sequence[str],
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        """As a call, before pooling: the last hidden state, float32 ``[tokens, hidden]``."""
-        embedded = self.embed(input_ids, vision_rows, vision_index)
-        return self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths)).float()
+    ) -> list[HeadRows]:
+        """Give outputs by name of one pass: the tower's own rows, hidden states, and those of ``heads``."""
+        sequences = self.form.packed(cu_seqlens, lengths)
+        hidden = self.encode(self.embed(input_ids, vision_rows, vision_index), positions, sequences)
+        states = None if set(names) <= {"", self.name} else hidden.float()
+        found: list[HeadRows] = []
+        pooling = self.pooling(sequences, cu_seqlens, positions)
+        for name in names:
+            if states is None or name in ("", self.name):
+                found.append(HeadRows(self.rows(hidden, pooling)))
+            elif name == STATES:
+                found.append(HeadRows(states))
+            else:
+                found.append(self.heads[name](states, input_ids, cu_seqlens, lengths))
+        return found
 
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """What the last hidden state is pooled to, and what follows: float32."""

@@ -29,7 +29,7 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.launched import Launched
-from tessera.models.base import Model, Output, OutputKind
+from tessera.models.base import VISION, Model, Output, OutputKind
 from tessera.rows import Rows
 from tessera.tasks import Promise
 from tessera.worker.frontend_shares import FrontendShares
@@ -40,6 +40,7 @@ from tessera.worker.metrics import WorkerMetrics
 
 # How long an input waits before it asks for room again when no other of its request is under way.
 _PAUSE_SECONDS = 0.01
+_NO_BYTES = memoryview(b"")
 
 Embedded = tuple[Rows, int, wire.Timings]
 """An input's rows, how many of its image tokens had their rows in the cache, and the time it took."""
@@ -64,7 +65,7 @@ class EmbedService:
     ) -> None:
         self.model = model
         self.images = images
-        self.items = ItemReader(model, images=images is not None, states=engine.gives_states)
+        self.items = ItemReader(model, images=images is not None, gives=engine.gives)
         self.images_give_output = model.vision is not None and model.vision.gives_output
         self.max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
         self.in_flight = 0
@@ -160,11 +161,11 @@ class RequestInFlight:
         self._tokens = tokens = sum([item.token_count for item in request.items])
         service.in_flight += tokens
         self.reply.when_cancelled = self._cancelled
-        self._output = service.model.output
+        self._outputs: tuple[Output, ...] = (service.model.output,)
         self._queries: list[npt.NDArray[np.float32]] = []
         try:
-            if request.queries or request.rows != "output":
-                self._output, self._queries = service.items.output(request), service.items.queries(request)
+            if request.queries or request.outputs:
+                self._outputs, self._queries = service.items.outputs(request), service.items.queries(request)
             # A lone input asks for room when it is queued.
             self._fits = (
                 len(request.items) > 1
@@ -202,7 +203,7 @@ class RequestInFlight:
         """Queue an input, or begin a task for it; raises ``Overloaded`` and what else befalls the request."""
         service, request = self._service, self._request
         try:
-            packed = service.items.read(item, states=request.rows == "states")
+            packed = service.items.read(item, request.outputs)
         except TesseraError as error:
             self._parts[index] = error
             return
@@ -234,7 +235,7 @@ class RequestInFlight:
         if self._images is None and service.images is not None:
             self._images = RequestImages(service.images, request, self._deadline)
         images = self._images
-        if request.rows == "vision" or (item.images and service.images_give_output):
+        if request.outputs == (VISION,) or (item.images and service.images_give_output):
             work = self._vision(item)
         else:
             # Asked before the images cost anything, and not again when their rows are there.
@@ -294,24 +295,27 @@ class RequestInFlight:
 
     def _answer(self) -> wire.EmbedReply:
         """Return the reply. An input whose rows are faulty has failed: here is the one look at them."""
-        service, output = self._service, self._output
+        service = self._service
         answered = [part for part in self._parts if isinstance(part, Rows)]
         rows = Rows.joined(answered) if answered else None
-        if rows is not None and (faulty := rows.faulty(unit_length=output.unit_length)) is not None:
-            before = np.concatenate(([0], np.cumsum(faulty)))[rows.bounds]
-            self._drop((np.diff(before) > 0).tolist())
-            return self._answer()
+        for output, own in zip(self._outputs, () if rows is None else rows.each(), strict=False):
+            if (faulty := own.faulty(unit_length=output.unit_length)) is not None:
+                before = np.concatenate(([0], np.cumsum(faulty)))[own.bounds]
+                self._drop((np.diff(before) > 0).tolist(), output)
+                return self._answer()
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
         service.queued(timings.queue_ms / 1e3)
         return wire.EmbedReply(
             rows=memoryview(b"") if rows is None else _bytes(rows.values),
             norms=memoryview(b"") if rows is None else _bytes(rows.norms),
-            width=output.width,
+            width=self._outputs[0].width,
             counts=tuple([len(part.values) if isinstance(part, Rows) else 0 for part in self._parts]),
             failures={} if len(answered) == len(self._parts) else self._failures(),
             cached_tokens=tuple(self._cached),
             timings=timings,
+            indices=_NO_BYTES if rows is None or rows.indices is None else _bytes(rows.indices),
+            others=tuple(map(_output_rows, () if rows is None else rows.others)),
         )
 
     def _failures(self) -> dict[int, wire.Failure]:
@@ -325,12 +329,12 @@ class RequestInFlight:
                 self._service.count(part.code, 1)
         return failures
 
-    def _drop(self, faulty: Sequence[bool]) -> None:
+    def _drop(self, faulty: Sequence[bool], output: Output) -> None:
         """Put an error in place of the rows of each answered input that is ``faulty``."""
         answered = [index for index, part in enumerate(self._parts) if isinstance(part, Rows)]
         for index, is_faulty in zip(answered, faulty, strict=True):
             if is_faulty:
-                self._parts[index], self._cached[index] = _fault(self._output), 0
+                self._parts[index], self._cached[index] = _fault(output), 0
 
     def _cancelled(self) -> None:
         self._end()
@@ -411,26 +415,9 @@ def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:
 
 
 def _launch(engine: TextEngine, inputs: Sequence[PackedInput]) -> Launched[Values[Rows]]:
-    """Launch a batch; inputs that ask for hidden states go apart, so that the others pay nothing for them."""
-    if any(entry.states for entry in inputs):
-        return _launch_apart(engine, inputs)
-    return engine.launch(pack(inputs))
-
-
-def _launch_apart(engine: TextEngine, inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
-    order = sorted(range(len(inputs)), key=lambda number: inputs[number].states)
-    first = len(inputs) - sum(entry.states for entry in inputs)
-    launched = [
-        launch(pack([inputs[number] for number in numbers]))
-        for launch, numbers in ((engine.launch, order[:first]), (engine.launch_states, order[first:]))
-        if numbers
-    ]
-
-    def merge(outputs: list[Rows]) -> list[Rows]:
-        by_number = dict(zip(order, (rows for output in outputs for rows in output), strict=True))
-        return [by_number[number] for number in range(len(inputs))]
-
-    return Launched.every(launched).map(merge)
+    """Launch a batch, whatever outputs its inputs ask for: one pass gives them all."""
+    batch = pack(inputs)
+    return engine.launch_named(batch) if batch.asked else engine.launch(batch)
 
 
 def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
@@ -440,7 +427,16 @@ def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
     }
 
 
-def _bytes(values: npt.NDArray[np.float32]) -> memoryview:
+def _output_rows(rows: Rows) -> wire.OutputRows:
+    return wire.OutputRows(
+        rows=_bytes(rows.values),
+        norms=_bytes(rows.norms),
+        width=rows.width,
+        indices=_NO_BYTES if rows.indices is None else _bytes(rows.indices),
+    )
+
+
+def _bytes(values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> memoryview:
     return np.ascontiguousarray(values).reshape(-1).data.cast("B") if values.size else memoryview(b"")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.engine.batch import PackedInput
 from tessera.errors import InvalidInput, ProtocolError, UnsupportedOperation
-from tessera.models.base import SCORES, Model, Output, OutputKind, RowKind, stage_outputs
+from tessera.models.base import SCORES, VISION, Model, Output, OutputKind, Outputs
 
 _INT32: Final = np.dtype("<i4")
 _UINT32: Final = np.dtype("<u4")
@@ -18,26 +19,27 @@ _FLOAT32: Final = np.dtype("<f4")
 
 
 class ItemReader:
-    """Reads items for one model; ``states`` says that its text engine gives hidden states.
+    """Reads items for one model; ``gives`` has the outputs by name that its text engine offers.
 
     Without ``images`` no item may have any.
     """
 
-    def __init__(self, model: Model, *, images: bool, states: bool) -> None:
+    def __init__(self, model: Model, *, images: bool, gives: Collection[str]) -> None:
         self._model = model
         self._images = images
-        self._states = states
-        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
+        self._gives = gives
+        self._outputs = Outputs.of_model(model)
         # Looked up once: they are used for every text.
         self._vocab_size = model.vocab_size
         self._max_tokens = model.max_tokens
         # No text engine looks up the placeholder of such an image.
         self._gives_output = model.vision is not None and model.vision.gives_output
 
-    def read(self, item: wire.Item, *, states: bool = False) -> PackedInput:
+    def read(self, item: wire.Item, asked: tuple[str, ...] = ()) -> PackedInput:
         """Return the text engine's input, without the rows of its images.
 
-        ``states`` asks for its hidden states. Raises ``InvalidInput`` naming the item or one of its images.
+        ``asked`` are the outputs that are asked for. Raises ``InvalidInput`` naming the item or one of its
+        images.
         """
         if not item.tokens or len(item.tokens) % 4:
             raise InvalidInput("the tokens are empty or not int32", param=item.param)
@@ -52,10 +54,12 @@ class ItemReader:
                 f"{len(tokens)} tokens are more than the model's {self._max_tokens}", param=item.param
             )
         if item.images:
-            return self._with_images(item, tokens, states)
-        return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), states=states)
+            return self._with_images(item, tokens, asked)
+        return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), asked=asked)
 
-    def _with_images(self, item: wire.Item, tokens: npt.NDArray[np.int32], states: bool) -> PackedInput:
+    def _with_images(
+        self, item: wire.Item, tokens: npt.NDArray[np.int32], asked: tuple[str, ...]
+    ) -> PackedInput:
         if not self._images:
             raise InvalidInput("the model reads text alone", param=item.images[0].param)
         plans = [image.plan for image in item.images]
@@ -71,30 +75,31 @@ class ItemReader:
         if self._gives_output and len(tokens) != 1:
             raise InvalidInput("an image is an input of its own in this model", param=item.param)
         positions = self._model.positions(tokens, plans)
-        return PackedInput(tokens=tokens, positions=positions, vision_index=index, states=states)
+        return PackedInput(tokens=tokens, positions=positions, vision_index=index, asked=asked)
 
-    def output(self, request: wire.EmbedRequest) -> Output:
-        """Return the output of a request with queries, or for rows of another kind than the model's output.
+    def outputs(self, request: wire.EmbedRequest) -> tuple[Output, ...]:
+        """Return the outputs of a request with queries, or that names some.
 
         Raises what is wrong with such a request.
         """
-        if request.rows == "output":
-            return SCORES
-        kind = RowKind(request.rows)
+        names = request.outputs
+        if not names:
+            return (SCORES,)
         if request.queries:
-            raise ProtocolError(f"queries came with a request for rows of kind {kind.value}")
-        if kind is RowKind.STATES and not (self._states and kind in self._outputs):
-            raise UnsupportedOperation(
-                "the text engine of this service gives no hidden states; they need engine: torch"
-            )
-        if kind is RowKind.VISION:
-            if kind not in self._outputs:
-                raise UnsupportedOperation("the model reads text alone: it has no vision rows")
+            raise ProtocolError(f"queries came with a request for the outputs {', '.join(names)}")
+        outputs = self._outputs.of(names)
+        if names != (VISION,):
+            for name in names:
+                if name not in self._gives:
+                    raise UnsupportedOperation(
+                        f"the text engine of this service gives no output {name!r}; it needs engine: torch"
+                    )
+        else:
             for item in request.items:
                 # That there are as many placeholders as rows is checked as for any item.
                 if item.token_count != sum(image.plan.rows for image in item.images):
                     raise InvalidInput("the tokens are not the images' placeholders alone", param=item.param)
-        return self._outputs[kind]
+        return outputs
 
     def queries(self, request: wire.EmbedRequest) -> list[npt.NDArray[np.float32]]:
         """Return the rows of each query ``[rows, width]``; raises ``ProtocolError``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 import numpy as np
@@ -214,14 +215,14 @@ class TensorRTTextEngine:
     def cost(self) -> Cost:
         return padded_cost if self._layout is Layout.PADDED else packed_cost
 
-    gives_states = False
+    gives: Collection[str] = ()
 
     @property
     def depth(self) -> int:
         return 2
 
-    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
-        raise EngineFailed("this engine gives no hidden states")
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
+        raise EngineFailed(f"this engine gives no outputs by name: {', '.join(batch.names)}")
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.

@@ -18,7 +18,7 @@ from tessera.command import OneLineParser
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
 from tessera.siblings import siblings
-from tessera_tools.random_checkpoint.spec import Sizes, Spec
+from tessera_tools.random_checkpoint.spec import Sizes, Spec, WithHeads
 from tessera_tools.random_checkpoint.vocabulary import with_published
 from tessera_tools.random_checkpoint.weights import write_weights
 
@@ -54,7 +54,17 @@ def write_checkpoint(
             marked: Any = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
             _write_json(partial / name, marked)
         write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
+        if isinstance(spec, WithHeads):
+            _write_heads(partial, spec, seed=seed, dtype=dtype)
     return named
+
+
+def _write_heads(directory: Path, spec: WithHeads, *, seed: int, dtype: str) -> None:
+    import torch  # These files are torch's own.
+
+    for name, tensors in spec.pickled(seed).items():
+        state = {key: torch.from_numpy(values).to(getattr(torch, dtype)) for key, values in tensors.items()}
+        torch.save(state, directory / name)
 
 
 def _write_json(path: Path, content: Any) -> None:

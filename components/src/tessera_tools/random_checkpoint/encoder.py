@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
@@ -21,6 +24,8 @@ _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """A checkpoint of BERT, or with ``roberta`` of XLM-RoBERTa; ``scores`` gives it a head of one label.
+
+    ``pooling`` is what an embedder declares, ``prompted`` whether it declares E5's prompts.
 
     ``prefix`` stands before the names of all tensors but the head's. An ``activation`` is declared as
     ``sentence-transformers`` does for cross-encoders; None: it is not.
@@ -37,16 +42,19 @@ class EncoderSpec:
     scores: bool = False
     prefix: str = ""
     activation: str | None = None
+    pooling: str = "mean_tokens"
+    prompted: bool = True
     shards: int = 1
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name; an embedder declares the mean, and E5's prompts."""
+        """The JSON files by name; an embedder declares its pooling and prompts."""
+        prompts = _PROMPTS if self.prompted else {}
         pieces = unigram(self.vocab_size) if self.roberta else word_piece(self.vocab_size)
         return {
             CONFIG_FILE: self._config(dtype),
             TOKENIZER_FILE: pieces,
             TOKENIZER_CONFIG_FILE: self._tokenizer_config(),
-            **({} if self.scores else declared_json("mean_tokens", self.hidden, prompts=_PROMPTS)),
+            **({} if self.scores else declared_json(self.pooling, self.hidden, prompts=prompts)),
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
@@ -123,6 +131,27 @@ class EncoderSpec:
         return shapes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class M3Spec(EncoderSpec):
+    """A checkpoint of BGE M3: XLM-RoBERTa with heads of token weights and of token vectors."""
+
+    roberta: bool = True
+    types: int = 1
+    max_positions: int = 514
+    pooling: str = "cls_token"
+    prompted: bool = False
+
+    def pickled(self, seed: int) -> Mapping[str, Mapping[str, npt.NDArray[np.float32]]]:
+        """The tensors of ``sparse_linear.pt`` and ``colbert_linear.pt``; half of the weights are 0."""
+        source = np.random.default_rng(seed)
+
+        def product(columns: int) -> Mapping[str, npt.NDArray[np.float32]]:
+            weight = source.standard_normal((columns, self.hidden), np.float32) / math.sqrt(self.hidden)
+            return {"weight": weight.astype(np.float32), "bias": np.full(columns, 0.1, np.float32)}
+
+        return {"sparse_linear.pt": product(1), "colbert_linear.pt": product(self.hidden)}
+
+
 def _product(name: str, inner: int, columns: int) -> _Shapes:
     return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
 
@@ -158,10 +187,13 @@ RERANK_TINY = EncoderSpec(scores=True, prefix="bert.", activation="torch.nn.modu
 RERANK_FULL = replace(RERANK_TINY, **_MINI, **_UNCASED)
 ROBERTA_TINY = EncoderSpec(**_ROBERTA)
 ROBERTA_FULL = EncoderSpec(**{**_ROBERTA, **_LARGE, **_MULTILINGUAL})
+M3_TINY = M3Spec()
+M3_FULL = M3Spec(**{**_LARGE, **_MULTILINGUAL})
 ROBERTA_RERANK_TINY = EncoderSpec(**_ROBERTA, scores=True, prefix="roberta.")
 ROBERTA_RERANK_FULL = replace(ROBERTA_FULL, scores=True, prefix="roberta.")
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
 RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 ROBERTA_SIZES: Final = Sizes(tiny=ROBERTA_TINY, full=ROBERTA_FULL)
+M3_SIZES: Final = Sizes(tiny=M3_TINY, full=M3_FULL)
 ROBERTA_RERANK_SIZES: Final = Sizes(tiny=ROBERTA_RERANK_TINY, full=ROBERTA_RERANK_FULL)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from tessera.checkpoint.declared import MODULES_FILE, PROMPTS_FILE
 from tessera_tools.random_checkpoint.weights import RandomTensor
@@ -23,6 +26,15 @@ class Spec(Protocol):
 
     def tensors(self, directory: Path) -> Iterable[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
+        ...
+
+
+@runtime_checkable
+class WithHeads(Spec, Protocol):
+    """A spec with files of heads that ``torch.save`` writes."""
+
+    def pickled(self, seed: int) -> Mapping[str, Mapping[str, npt.NDArray[np.float32]]]:
+        """The tensors of each such file by name, by the name of the file."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_rows
+from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_rows, rows_as_asked
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
@@ -23,9 +23,9 @@ from tessera.launched import Launched
 from tessera.models.base import (
     Feature,
     Model,
+    NamingModule,
     Output,
     SplitTextModule,
-    StatesModule,
     TextModule,
     VisionModule,
     VisionSpec,
@@ -98,16 +98,47 @@ class CudaText(_CudaStage):
         self._row_width = model.vision.row_width if model.vision else 0
         self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
 
+    def launch_named(
+        self, batch: TextBatch, module: NamingModule, outputs: Mapping[str, Output]
+    ) -> Launched[list[Rows]]:
+        """Run one pass for all ``outputs``; no graph was recorded of what comes before pooling."""
+        names = list(outputs)
+        arrays = [batch.input_ids, batch.positions, batch.cu_seqlens, batch.vision_index]
+        with torch.inference_mode():
+            with self._streams.copying():
+                staged, indices = sent(arrays, self._streams, self._placement.device)
+                sources, rows = self._rows(batch)
+            with self._streams.computing():
+                input_ids, positions, cu_seqlens, vision_index = indices
+                given = rows.to(self._placement.torch_dtype)
+                computed = module.named(
+                    names, input_ids, positions, cu_seqlens, batch.lengths, given, vision_index
+                )
+                fetched = [(self._fetched(own.values), self._fetched(own.indices)) for own in computed]
+                keep = (staged, indices, sources, rows, computed)
+
+                def finished() -> list[Rows]:
+                    found = {
+                        name: output_rows(
+                            values.numpy(), batch, outputs[name], None if ids is None else ids.numpy()
+                        )
+                        for name, (values, ids) in zip(names, fetched, strict=True)
+                        if values is not None
+                    }
+                    return rows_as_asked(found, batch)
+
+                return self._streams.launched(finished, keep=keep)
+
+    def _fetched(self, computed: torch.Tensor | None) -> torch.Tensor | None:
+        """Begin to copy a tensor to the host."""
+        if computed is None:
+            return None
+        host = self._streams.staging(tuple(computed.shape), computed.dtype)
+        host.copy_(computed, non_blocking=True)
+        return host
+
     def launch(self, batch: TextBatch) -> Launched[Rows]:
-        return self._launch(batch, self._module, self._graphs, self._output)
-
-    def launch_states(self, batch: TextBatch, module: StatesModule, output: Output) -> Launched[Rows]:
-        """No graph was recorded of what comes before pooling."""
-        return self._launch(batch, module.states, None, output)
-
-    def _launch(
-        self, batch: TextBatch, compute: TextModule, graphs: Graphs | None, output: Output
-    ) -> Launched[Rows]:
+        graphs, compute, output = self._graphs, self._module, self._output
         if graphs is not None and not graphs.fits(len(batch.input_ids), len(batch.lengths)):
             graphs = None
         bounds = batch.cu_seqlens if graphs is None else graphs.bounds(batch.cu_seqlens)

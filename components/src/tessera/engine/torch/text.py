@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import chain
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import Cost, TextBatch, output_rows, packed_cost, split, zeros
+from tessera.engine.batch import (
+    Cost,
+    TextBatch,
+    output_rows,
+    packed_cost,
+    rows_as_asked,
+    split,
+    zeros,
+)
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
@@ -16,7 +29,7 @@ from tessera.engine.torch.cuda import CudaText, graph_cost
 from tessera.engine.torch.quantization import loaded
 from tessera.errors import EngineFailed
 from tessera.launched import Launched
-from tessera.models.base import Model, RowKind, StatesModule, TextModule, stage_outputs
+from tessera.models.base import VISION, Model, NamingModule, Outputs, TextModule
 from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
@@ -24,6 +37,7 @@ from tessera.rows import Rows
 # makes 2,820 tokens of a small encoder in pieces of 128, 3,240 in those of 512 and 3,000 in those of 4,096.
 _PIECES = 4
 _LEAST_TOKENS = 512
+T = TypeVar("T")
 
 
 class TorchTextEngine:
@@ -35,7 +49,7 @@ class TorchTextEngine:
         graph_tokens = graph_cost(model, settings, placement, default=settings.max_batch_cost)
         self._model = model
         self._module = self._load(model, settings, placement)
-        self._states = stage_outputs(model).get(RowKind.STATES)
+        self._outputs = {"": model.output, **Outputs.of_model(model).by_name}
         self._max_length = model.max_tokens
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
@@ -85,20 +99,42 @@ class TorchTextEngine:
             return self._cuda.launch(batch)
         in_lanes = None if self._lanes is None else self._in_lanes(batch, self._lanes)
         return in_lanes or Launched.later(
-            lambda: output_rows(self._alone(batch, self._module), batch, self._model.output)
+            lambda: output_rows(self._alone(batch, self._computed), batch, self._model.output)
         )
 
     @property
-    def gives_states(self) -> bool:
-        return isinstance(self._module, StatesModule) and self._states is not None
+    def gives(self) -> Collection[str]:
+        return self._outputs.keys() - {"", VISION} if isinstance(self._module, NamingModule) else ()
 
-    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
-        module, output = self._module, self._states
-        if not isinstance(module, StatesModule) or output is None:
-            raise EngineFailed("this engine gives no hidden states")
+    def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
+        module, names = self._module, batch.names
+        if not isinstance(module, NamingModule):
+            raise EngineFailed(f"this engine gives no outputs by name: {', '.join(names)}")
         if self._cuda is not None:
-            return self._cuda.launch_states(batch, module, output)
-        return Launched.later(lambda: output_rows(self._alone(batch, module.states), batch, output))
+            return self._cuda.launch_named(batch, module, {name: self._outputs[name] for name in names})
+        pieces = [batch] if self._lanes is None else split(batch, self._pieces(batch, self._lanes))
+        sizes = [len(piece.input_ids) for piece in pieces]
+        compute = partial(self._named, module)
+        if self._lanes is None or not self._lanes.suit(sizes):
+            return Launched.later(lambda: self._alone(batch, compute))
+        return Launched.of_futures(
+            self._lanes.start(compute, pieces, sizes), lambda computed: list(chain.from_iterable(computed))
+        )
+
+    def _named(self, module: NamingModule, batch: TextBatch) -> list[Rows]:
+        names = batch.names
+        with torch.inference_mode():
+            computed = module.named(names, *self._arguments(batch))
+            outputs = {
+                name: output_rows(
+                    rows.values.numpy(),
+                    batch,
+                    self._outputs[name],
+                    None if rows.indices is None else rows.indices.numpy(),
+                )
+                for name, rows in zip(names, computed, strict=True)
+            }
+        return rows_as_asked(outputs, batch)
 
     def _in_lanes(self, batch: TextBatch, lanes: Lanes) -> Launched[Rows] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
@@ -119,27 +155,31 @@ class TorchTextEngine:
         most = min(_PIECES * lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
         return max(1, most - most % lanes.count if most > lanes.count else most)
 
-    def _alone(self, batch: TextBatch, compute: TextModule) -> npt.NDArray[np.float32]:
+    def _alone(self, batch: TextBatch, compute: Callable[[TextBatch], T]) -> T:
         """Run the batch on the calling thread, a small one without torch's others."""
         # Both numbers are set, whatever the thread had: one that first needs torch while another thread runs
         # a small batch is given one, too. Setting both takes 0.3 us.
         torch.set_num_threads(1 if len(batch.input_ids) < self._fewest_rows else self._threads)
         try:
-            return self._computed(batch, compute)
+            return compute(batch)
         finally:
             torch.set_num_threads(self._threads)
 
-    def _computed(self, batch: TextBatch, compute: TextModule | None = None) -> npt.NDArray[np.float32]:
+    def _computed(self, batch: TextBatch) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
-            computed = (compute or self._module)(
-                torch.from_numpy(batch.input_ids),
-                torch.from_numpy(batch.positions),
-                torch.from_numpy(batch.cu_seqlens),
-                batch.lengths,
-                self._gather(batch) if batch.vision else self._no_rows,
-                torch.from_numpy(batch.vision_index),
-            )
-            return computed.numpy()
+            return self._module(*self._arguments(batch)).numpy()
+
+    def _arguments(
+        self, batch: TextBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[int], torch.Tensor, torch.Tensor]:
+        return (
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.positions),
+            torch.from_numpy(batch.cu_seqlens),
+            batch.lengths,
+            self._gather(batch) if batch.vision else self._no_rows,
+            torch.from_numpy(batch.vision_index),
+        )
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         if len(batch.vision) == 1:

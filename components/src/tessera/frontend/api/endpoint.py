@@ -51,6 +51,7 @@ from tessera.turns import Threads
 ALL_KINDS: Final = frozenset(OutputKind)
 VECTORS: Final = frozenset((OutputKind.VECTOR,))
 TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
+SPARSE: Final = frozenset((OutputKind.SPARSE,))
 # Of rows: writing an answer of more than these takes long enough for other requests to notice, 1 ms. With two
 # clients that ask for pages of 50 MB of JSON, one in a hundred calls of /live takes 59 ms, and took 285.
 _LARGE_BYTES: Final = 1 << 18
@@ -206,7 +207,7 @@ class Translated:
     def begin(self, served: Served, limits: Limits) -> None:
         """Note the inputs; raises ``ResponseTooLarge`` as far as that is known before the work."""
         inputs = self.request.inputs
-        self._size(served.output, limits.max_response_bytes, len(inputs))
+        self._size(served, limits.max_response_bytes)
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
@@ -216,36 +217,43 @@ class Translated:
         if work.good:
             if cost.rows != len(self.request.inputs):
                 note(output_rows=cost.rows)
-            nbytes = self._size(served.served.output, limits.max_response_bytes, cost.rows, cost.bounds)
+            nbytes = self._size(served.served, limits.max_response_bytes, cost.each)
             exchange.pay(cost.tokens, cost.units, nbytes)
         result = await served.pipeline.embed(work, call)
         note(failed_inputs=len(result.errors) or None)
         return result
 
     def _size(
-        self, output: Output, limit: int, rows: int, bounds: npt.NDArray[np.int64] | None = None
+        self, served: Served, limit: int, bounds: tuple[npt.NDArray[np.int64], ...] | None = None
     ) -> int:
         """Return the bytes that rows take at most, in the answer or as they come; ``limit`` are allowed.
 
         Raises ``ResponseTooLarge``, which names the first input over the limit. ``bounds`` says which rows
-        are an input's; None before that is known.
+        are an input's, of each output; None before that is known.
         """
         request = self.request
-        width = min(output.width, request.dimensions or output.width)
+        outputs = served.asked(request.outputs) if request.outputs else (served.output,)
         forms = self.forms or ((request.dtype, request.encoding_format),)
-        row = sum([row_bytes(width, *form) for form in forms])
-        frame = sum([frame_bytes(encoding) for _, encoding in forms])
+        inputs = np.arange(len(request.inputs) + 1)
         # From a worker they come as float32, whatever they are written as.
-        nbytes = max(4 * output.width * rows, row * rows + frame * len(request.inputs))
+        came: npt.NDArray[np.int64] = 0 * inputs
+        written = sum([frame_bytes(encoding) for _, encoding in forms]) * inputs
+        for output, ends in zip(outputs, bounds or [inputs] * len(outputs), strict=True):
+            came = came + 4 * output.width * ends
+            width = min(output.width, request.dimensions or output.width)
+            row = sum([row_bytes(width, *form) for form in forms])
+            written = written + (_WEIGHT_BYTES if output.kind is OutputKind.SPARSE else row) * ends
+        taken = np.maximum(came, written)
+        nbytes = int(taken[-1])
         if nbytes > limit:
-            ends = np.arange(1, len(request.inputs) + 1) if bounds is None else bounds[1:]
-            written = np.maximum(4 * output.width * ends, row * ends + frame * np.arange(1, len(ends) + 1))
+            rows = [int(ends[-1]) for ends in bounds or [inputs] * len(outputs)]
+            many = zip(rows, [output.width for output in outputs], strict=True)
             raise _too_large_answer(
                 nbytes,
                 limit,
-                f"the answer's {rows} rows of {width} values",
+                "the answer's " + " and ".join(f"{count} rows of {width} values" for count, width in many),
                 "send fewer inputs, or ask for base64 or fewer dimensions",
-                request.inputs[int((written > limit).argmax())].param,
+                request.inputs[int((taken[1:] > limit).argmax())].param,
             )
         return nbytes
 
@@ -305,6 +313,9 @@ def _too_large_answer(
 R = TypeVar("R", Result, Scores)
 T = TypeVar("T")
 
+# Of a weight in JSON at most: an id, a number and the token's text.
+_WEIGHT_BYTES: Final = 96
+
 
 class Task(Protocol[R]):
     """Declares a request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
@@ -323,7 +334,7 @@ class Task(Protocol[R]):
 def _is_large(result: Result | Scores, output: Output) -> bool:
     """Return whether other requests would notice how long vectors take to write; scores are few numbers."""
     most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
-    return isinstance(result, Result) and result.rows.values.nbytes >= most
+    return isinstance(result, Result) and sum([rows.nbytes for rows in result.outputs.values()]) >= most
 
 
 class Endpoint:
@@ -470,7 +481,7 @@ class Endpoint:
         models = self.models
         if asked is not None and asked != _UNSPECIFIED:
             return models.by_name.get(asked) or models.find(split_model(asked, models.names)[0])
-        able = [model for model in models if model.served.output.kind in kinds]
+        able = [model for model in models if not kinds.isdisjoint(model.served.kinds)]
         if len(able) > 1 and first is not None:
             made_for = [model for model in able if model.served.output.kind is first]
             able = made_for if len(made_for) == 1 else able
@@ -490,7 +501,7 @@ class Endpoint:
     def check_route(self, exchange: Exchange, kinds: frozenset[OutputKind]) -> None:
         """Raise ``UnsupportedRoute`` where no model's output is one that the route answers."""
         models = self.models
-        if models.waiting or any(model.served.output.kind in kinds for model in models.served):
+        if models.waiting or any(not kinds.isdisjoint(model.served.kinds) for model in models.served):
             return
         for model in models.served:
             check_kind(exchange.path, model, kinds)
@@ -534,12 +545,12 @@ class Endpoint:
 
 
 def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> None:
-    """Raise ``UnsupportedRoute`` unless the model's output is one that the route answers."""
-    kind = model.served.output.kind
-    if kind not in kinds:
+    """Raise ``UnsupportedRoute`` unless the model has an output that the route answers."""
+    has = model.served.kinds
+    if kinds.isdisjoint(has):
         raise UnsupportedRoute(
             f"{path} answers models whose output is {_listed(kinds)}, and "
-            f"{model.served.model!r} has {kind.value} as its output"
+            f"{model.served.model!r} has {_listed(has)} as its output"
         )
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final, TypeVar
@@ -40,6 +41,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.body import (
+    FLAG,
     Also,
     Flag,
     Form,
@@ -49,6 +51,7 @@ from tessera.frontend.api.body import (
     Text,
     about,
     named,
+    several,
     unread,
     whole,
 )
@@ -119,6 +122,7 @@ from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
 from tessera.models.base import Output, OutputKind, Role, Truncate
 from tessera.models.declared import NAMED_ROLES
+from tessera.rows import Rows
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     "add_generation_prompt": (False,),
@@ -363,9 +367,6 @@ class EmbeddingsBody(Options, kw_only=True):
         return role
 
 
-EMBEDDINGS: Final = Form(EmbeddingsBody, inert=INERT, title="EmbeddingsRequest")
-
-
 def _options(body: EmbeddingsBody) -> dict[str, Any]:
     """Return the fields of ``EmbeddingsRequest`` beside the inputs and the model."""
     truncate, max_tokens = body.truncation()
@@ -399,7 +400,59 @@ def _modality(value: Json, most: int) -> _Modality:
     return read
 
 
+_OUTPUT_TYPES: Final = {
+    "dense": "dense",
+    "sparse": "sparse",
+    "multivector": "multivector",
+    "multi_vector": "multivector",
+}
+
+
+class NamedOutputsBody(EmbeddingsBody, kw_only=True):
+    """Declares what ``/v1/embeddings`` has beside: outputs by name."""
+
+    output_types: Annotated[
+        tuple[str, ...],
+        several(named(_OUTPUT_TYPES), len(_OUTPUT_TYPES)),
+        about(
+            "Which of the model's outputs each input is answered with, all of one pass: a dense vector, "
+            "sparse weights of token ids, or a vector of each token. `GET /v1/models` lists them.",
+            ["dense", "sparse"],
+        ),
+    ] = ()
+    return_dense: Annotated[bool | None, FLAG, about("Whether the dense vector is among them.")] = None
+    return_sparse: Annotated[bool | None, FLAG, about("Whether sparse weights are among them.")] = None
+    return_colbert_vecs: Annotated[bool | None, FLAG, about("Whether token vectors are among them.")] = None
+    return_tokens: Annotated[
+        Flag, about("Whether sparse weights have the texts of their tokens beside the ids.")
+    ] = False
+    max_active_dims: Annotated[
+        int | None,
+        whole("a positive number of weights", 1),
+        about("The most weights of a sparse output, the largest ones.", 128),
+    ] = None
+
+    def names(self) -> tuple[str, ...]:
+        """Return the outputs that are asked for, each once; none where the body names none."""
+        flags = {
+            "dense": self.return_dense,
+            "sparse": self.return_sparse,
+            "multivector": self.return_colbert_vecs,
+        }
+        if all(flag is None for flag in flags.values()):
+            return tuple(dict.fromkeys(self.output_types))
+        # As in FlagEmbedding, a dense vector is there unless it is declined.
+        by_flag = [name for name, flag in flags.items() if flag or (flag is None and name == "dense")]
+        if self.output_types and set(self.output_types) != set(by_flag):
+            raise InvalidInput("output_types: contradicts return_dense and its kin", param="output_types")
+        if not by_flag:
+            raise InvalidInput("return_dense: nothing is asked for", param="return_dense")
+        return self.output_types or tuple(by_flag)
+
+
 E = TypeVar("E", bound=EmbeddingsBody)
+
+EMBEDDINGS: Final = Form(NamedOutputsBody, inert=INERT, title="EmbeddingsRequest")
 
 Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
@@ -417,11 +470,15 @@ def parse_embeddings(
     """
     limits, given = limits or RequestLimits(), json_object(value)
     if not given.keys() <= _PLAIN:
-        return translate(read_body(EMBEDDINGS, given), limits, models)
+        body = read_body(EMBEDDINGS, given)
+        request = translate(body, limits, models)
+        if not (names := body.names()):
+            return request
+        return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
     model = given.get("model")
     model = None if model is None else filled_string(model, "model")
-    body = EmbeddingsBody(input=given.get("input"), model=model)
-    return _request(body, limits, models, {}, None, None)
+    plain = EmbeddingsBody(input=given.get("input"), model=model)
+    return _request(plain, limits, models, {}, None, None)
 
 
 def read_body(form: Form[E], value: Json) -> E:
@@ -570,12 +627,17 @@ def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
 MATRIX: Final[Schema] = {"type": "array", "items": NUMBERS}
 SHAPE: Final[Schema] = {"type": "array", "items": WHOLE}
 _EMBEDDING: Final[Schema] = {"anyOf": [NUMBERS, MATRIX, TEXT, {"type": "null"}]}
+_SPARSE: Final[Schema] = object_of(
+    optional=("tokens",), indices=list_of(WHOLE), values=NUMBERS, tokens=list_of(TEXT)
+)
 _ROW: Final[dict[str, Any]] = object_of(
-    optional=("embedding", "embeddings", "shape", "error"),
+    optional=("embedding", "embeddings", "shape", "error", "sparse_embedding", "multi_vector"),
     object={"const": "embedding"},
     index=WHOLE,
     embedding=_EMBEDDING,
     embeddings=_EMBEDDING,
+    sparse_embedding=_SPARSE,
+    multi_vector={"anyOf": [MATRIX, TEXT]},
     shape=SHAPE,
     error=ERROR_OBJECT,
 )
@@ -624,6 +686,8 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
     output is one vector.
     """
+    if request.outputs:
+        return _write_outputs(request, served, result)
     values = finished(result.rows.values, request, served.output)
     bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
     head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
@@ -637,6 +701,73 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     tail = {"usage": usage_object(result.usage)}
     content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
+
+
+def _write_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    """OpenAI's list with the outputs that were named, each under a key of its own.
+
+    ``embedding`` is always there, of the type that clients expect: without a dense vector it is empty.
+    """
+    head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
+    head["model"] = served.model
+    if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
+        (output,) = served.asked(request.outputs)
+        bounds = result.rows.bounds if output.kind is OutputKind.TOKENS else None
+        return _raw_body(finished(result.rows.values, request, output), bounds, request, head, result)
+    encoded = request.encoding_format is EncodingFormat.BASE64
+    entries: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": "" if encoded else []}
+        for index in range(len(request.inputs))
+    ]
+    for output in served.asked(request.outputs):
+        rows = result.outputs[output.name]
+        if output.kind is OutputKind.SPARSE:
+            found: list[dict[str, Any]] = [
+                {"sparse_embedding": sparse_object(part, request, served)} for part in rows
+            ]
+        elif output.kind is OutputKind.TOKENS:
+            found = row_entries(
+                finished(rows.values, replace(request, dimensions=None), output),
+                rows.bounds,
+                request,
+                "multi_vector",
+            )
+        else:
+            found = row_entries(finished(rows.values, request, output), None, request, "embedding")
+        for entry, own in zip(entries, found, strict=True):
+            entry |= own
+    for index, error in result.errors.items():
+        entries[index] = {
+            "object": "embedding",
+            "index": index,
+            "embedding": None,
+            "error": error_object(error),
+        }
+    width = sum([rows.values.size for rows in result.outputs.values()]) // max(1, len(entries))
+    content = json_object_with(head, "data", entries, {"usage": usage_object(result.usage)}, width=width)
+    return ResponseBody(content=content, media_type="application/json", headers={})
+
+
+def sparse_object(rows: Rows, request: EmbeddingsRequest, served: Served) -> dict[str, Any]:
+    """Write the weights of one input, ascending by token id; the largest ones where they are bounded."""
+    weights, ids = sparse_weights(rows, request.most_active)
+    written: dict[str, Any] = {"indices": ids, "values": weights}
+    if request.tokens:
+        written["tokens"] = [served.token_text(token) for token in ids.tolist()]
+    return written
+
+
+def sparse_weights(rows: Rows, most: int | None = None) -> tuple[Values, Values]:
+    """Return weights float32 ``[n]`` and token ids int32 ``[n]`` of one input, the ``most`` largest."""
+    if rows.indices is None:
+        # Of a request whose inputs have all failed.
+        return np.empty(0, np.float32), np.empty(0, np.int32)
+    weights, ids = np.ascontiguousarray(rows.values[:, 0]), np.ascontiguousarray(rows.indices)
+    if most is not None and len(weights) > most:
+        # Of equal weights the smaller ids.
+        kept = np.sort(np.argsort(-weights, kind="stable")[:most])
+        weights, ids = weights[kept], ids[kept]
+    return weights, ids
 
 
 def row_entries(
@@ -712,6 +843,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
+    if request.outputs:
+        request = _named(request, served)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
         raise InvalidInput(
             f"return_multivector: {served.model!r} gives one vector for each input, and none for its tokens",
@@ -721,6 +854,25 @@ def _translate(body: Json, served: Served) -> Translated:
         request=request,
         write=partial(write_embeddings, request, served),
     )
+
+
+def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
+    """Check what is asked for by name; a dense vector alone is the default's where that is one."""
+    outputs = served.asked(request.outputs)
+    raw = request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY)
+    if raw and (len(outputs) > 1 or outputs[0].kind is OutputKind.SPARSE):
+        raise InvalidInput(
+            "encoding_format: bytes hold vectors of one output alone; ask for base64 or float",
+            param="encoding_format",
+        )
+    if request.multivector:
+        raise InvalidInput(
+            "return_multivector: contradicts output_types, which names token vectors",
+            param="return_multivector",
+        )
+    if len(outputs) == 1 and outputs[0] is served.output and outputs[0].kind is OutputKind.VECTOR:
+        return replace(request, outputs=())
+    return request
 
 
 def _routes(service: Service) -> list[ApiRoute]:

@@ -151,6 +151,18 @@ DESCRIBED: Final[dict[str, Schema]] = {
             "description": "The widths that requests may ask for: ranges of the least and the most.",
         },
     ),
+    "outputs": {
+        **list_of(
+            object_of(
+                name=TEXT,
+                kind={"type": "string", "enum": [kind.value for kind in OutputKind]},
+                width=WHOLE,
+                most=nullable(WHOLE),
+            )
+        ),
+        "description": "What `output_types` may name, the default first. `most` bounds the rows of an input; "
+        "null: one for each token where there are several.",
+    },
     "images": {"type": "boolean", "description": "Whether the model takes images."},
     "task": {**TEXT, "description": "What it does, as `/pooling` calls that."},
     "pooling": {

@@ -30,7 +30,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import SCORES, Output, OutputKind, RowKind
+from tessera.models.base import SCORES, Output, OutputKind, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
@@ -51,8 +51,8 @@ class Call:
     """What all work for one request has in common: who asks, until when, and for which rows.
 
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
-    kept of the request is for others with the same ``cache_salt``. ``rows``
-    names what the rows are of, see ``RowKind``. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
+    kept of the request is for others with the same ``cache_salt``. ``outputs``
+    names them. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
     an item becomes one number: how well its rows match those of its query.
     """
 
@@ -61,7 +61,7 @@ class Call:
     client: str = ""
     priority: int = 0
     cache_salt: str = ""
-    rows: RowKind = RowKind.OUTPUT
+    outputs: tuple[str, ...] = ()
     queries: Sequence[bytes] = ()
 
     def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
@@ -73,7 +73,7 @@ class Call:
             priority=self.priority,
             client=self.client,
             queries=tuple(self.queries),
-            rows=self.rows.value,
+            outputs=self.outputs,
         )
 
 
@@ -112,33 +112,27 @@ class Answer:
     timings: wire.Timings = _NO_TIMINGS
 
     @classmethod
-    def empty(cls, items: Sequence[wire.Item], output: Output) -> Answer:
-        bounds = row_bounds(output, [item.token_count for item in items])
-        count = int(bounds[-1])
-        rows = Rows(np.zeros((count, output.width), np.float32), bounds, np.zeros(count, np.float32))
+    def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
+        tokens = [item.token_count for item in items]
+        rows = Rows.zeros(row_bounds(output, tokens), output.width)
+        if others:
+            more = [Rows.zeros(row_bounds(other, tokens), other.width) for other in others]
+            rows = replace(rows, others=tuple(more))
         return cls(rows, [0] * len(items))
 
     def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         """Take in what was answered for these items, whose numbers of rows have been checked."""
-        values = np.frombuffer(reply.rows, "<f4").reshape(-1, reply.width)
-        norms = np.frombuffer(reply.norms, "<f4")
         self.timings = reply.timings if self.timings is _NO_TIMINGS else self.timings.merge(reply.timings)
         if len(items) == len(self.cached_tokens) and not reply.failures:
             # All there is, in its order.
-            self.rows = Rows(values, self.rows.bounds, norms)
+            self.rows = _received(reply, self.rows)
             self.cached_tokens = list(reply.cached_tokens)
         else:
-            self._put_some(items, reply, values, norms)
+            self._put_some(items, reply)
 
-    def _put_some(
-        self,
-        items: Sequence[int],
-        reply: wire.EmbedReply,
-        values: npt.NDArray[np.float32],
-        norms: npt.NDArray[np.float32],
-    ) -> None:
+    def _put_some(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         good = [index for position, index in enumerate(items) if position not in reply.failures]
-        self.rows.put(good, values, norms)
+        self.rows = self.rows.put(good, _received(reply, self.rows))
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
@@ -147,9 +141,27 @@ class Answer:
 
 def row_bounds(output: Output, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return the bounds, int64 ``[inputs + 1]``, of the rows that inputs of so many tokens become."""
-    if output.kind is not OutputKind.TOKENS:
+    if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
         return np.arange(len(tokens) + 1, dtype=np.int64)
-    return np.fromiter(accumulate(tokens, initial=0), np.int64, len(tokens) + 1)
+    return np.fromiter(accumulate(map(output.rows, tokens), initial=0), np.int64, len(tokens) + 1)
+
+
+def _received(reply: wire.EmbedReply, like: Rows) -> Rows:
+    """Return a reply's rows; their bounds are those of ``like``, and true where it has all of its items."""
+    rows = _decoded(reply, like.bounds)
+    if not reply.others:
+        return rows
+    others = [_decoded(own, rows.bounds) for own, rows in zip(reply.others, like.others, strict=True)]
+    return replace(rows, others=tuple(others))
+
+
+def _decoded(reply: wire.EmbedReply | wire.OutputRows, bounds: npt.NDArray[np.int64]) -> Rows:
+    return Rows(
+        np.frombuffer(reply.rows, "<f4").reshape(-1, reply.width),
+        bounds,
+        np.frombuffer(reply.norms, "<f4"),
+        np.frombuffer(reply.indices, "<i4") if reply.indices else None,
+    )
 
 
 class Embedder(Protocol):
@@ -221,16 +233,21 @@ class _Share:
 class _Request:
     """What the shares of one request have in common; each writes its items' part of ``answer``.
 
-    ``output`` is what an item becomes, ``counts`` the number of its rows. ``gone`` are the instances that
-    went away meanwhile.
+    ``outputs`` are what an item becomes, ``counts`` the numbers of its rows of each, int64 ``[items]``.
+    ``gone`` are the instances that went away meanwhile.
     """
 
     items: Sequence[wire.Item]
     call: Call
-    output: Output
+    outputs: tuple[Output, ...]
     answer: Answer
-    counts: Sequence[int]
+    counts: Sequence[npt.NDArray[np.int64]]
     gone: set[int] = field(default_factory=set)
+
+    def nbytes(self, index: int) -> int:
+        """Return the bytes of an item's values."""
+        sizes = zip(self.outputs, self.counts, strict=True)
+        return sum([4 * output.width * int(counts[index]) for output, counts in sizes])
 
     def parts(self, item: wire.Item) -> dict[_Part, int]:
         """Return the images and the query of an item, and their bytes."""
@@ -248,16 +265,15 @@ class Dispatcher:
         peers: Peers,
         router: Router,
         metrics: ModelMetrics,
-        output: Output,
+        outputs: Outputs,
         *,
-        stages: Mapping[RowKind, Output] | None = None,
         lender: RowLender | None = None,
         wait_seconds: float = 30.0,
     ) -> None:
         self._peers = peers
         self._router = router
         self._metrics = metrics
-        self._outputs = {RowKind.OUTPUT: output, **(stages or {})}
+        self._outputs = outputs
         self._lender = lender
         self._wait_seconds = wait_seconds
         self._budget = RetryBudget()
@@ -268,9 +284,11 @@ class Dispatcher:
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        output = SCORES if call.queries else self._outputs[call.rows]
-        answer = Answer.empty(items, output)
-        request = _Request(items, call, output, answer, np.diff(answer.rows.bounds).tolist())
+        outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
+        answer = Answer.empty(items, *outputs)
+        request = _Request(
+            items, call, outputs, answer, [np.diff(rows.bounds) for rows in answer.rows.each()]
+        )
         self._budget.called()
         await self._send(request, await self._share_out(request, range(len(items))))
         if answer.errors:
@@ -322,7 +340,7 @@ class Dispatcher:
             # Counted at once, so that the items of one large request spread over the workers too.
             self._router.loads.add(instance, item.token_count)
             share = open_.get(instance)
-            nbytes = 4 * request.output.width * request.counts[index]
+            nbytes = request.nbytes(index)
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
             if share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES:
                 share = open_[instance] = _Share(instance)
@@ -395,18 +413,25 @@ class Dispatcher:
 
 def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
     """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
-    worker, width = f"embed worker {share.instance:x}", request.output.width
+    worker = f"embed worker {share.instance:x}"
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
-    counts = [request.counts[index] for index in share.indices]
-    for position in reply.failures:
-        if not 0 <= position < len(counts):
-            raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-        counts[position] = 0
-    rows = sum(counts)
-    sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
-    if sizes != (4 * rows * width, 4 * rows, width, len(counts), tuple(counts)):
-        raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
+    items = len(share.indices)
+    if any(not 0 <= position < items for position in reply.failures):
+        raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
+    good = [position not in reply.failures for position in range(items)]
+    counts = [counts[share.indices] * good for counts in request.counts]
+    if reply.counts != tuple(counts[0].tolist()) or len(reply.cached_tokens) != items:
+        raise ProtocolError(f"{worker} sent rows of other items than it was asked for")
+    given_rows: tuple[wire.EmbedReply | wire.OutputRows, ...] = (reply, *reply.others)
+    if len(given_rows) != len(counts) and any(good):
+        raise ProtocolError(f"{worker} sent the rows of {len(given_rows)} outputs, not of {len(counts)}")
+    for output, expected, given in zip(request.outputs, counts, given_rows, strict=False):
+        rows, width = int(expected.sum()), output.width
+        # Which of an output's rows hold something is the worker's to say, if it says it of all.
+        sizes = (len(given.rows), len(given.norms), given.width, len(given.indices) or 4 * rows)
+        if sizes != (4 * rows * width, 4 * rows, width, 4 * rows):
+            raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
     return reply
 
 

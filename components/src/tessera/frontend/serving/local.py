@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from tessera import tracing, wire
 from tessera.errors import ProtocolError
 from tessera.frontend.serving.dispatch import Answer, Call
-from tessera.models.base import SCORES, Model, RowKind, stage_outputs
+from tessera.models.base import SCORES, Model, Outputs
 
 Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
 
@@ -17,7 +17,7 @@ class LocalEmbedder:
 
     def __init__(self, ask: Ask, model: Model) -> None:
         self._ask = ask
-        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
+        self._outputs = Outputs.of_model(model)
 
     async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         reply = await self._ask(tracing.carrying(call.message(items, call.deadline.left())))
@@ -25,6 +25,6 @@ class LocalEmbedder:
             raise reply.error()
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        answer = Answer.empty(items, SCORES if call.queries else self._outputs[call.rows])
+        answer = Answer.empty(items, *((SCORES,) if call.queries else self._outputs.of(call.outputs)))
         answer.put(range(len(items)), reply)
         return answer

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import tracing, wire
-from tessera.errors import InvalidInput, TesseraError, UnsupportedOperation
+from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
@@ -29,12 +29,11 @@ from tessera.models.base import (
     Model,
     Output,
     OutputKind,
+    Outputs,
     Piece,
     Prompt,
     Role,
-    RowKind,
     ScoreActivation,
-    stage_outputs,
 )
 from tessera.rows import Rows
 
@@ -106,6 +105,8 @@ class Cost:
     units: int
     bounds: npt.NDArray[np.int64]
     rows: int
+    each: tuple[npt.NDArray[np.int64], ...] = ()
+    """Such bounds of each output's rows alone, of a request for vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ class Work:
     """
 
     request: EmbeddingsRequest
-    output: Output
+    outputs: tuple[Output, ...]
     good: dict[int, tuple[Prompt, Visions]]
     errors: dict[int, TesseraError]
     lengths: Sequence[int]
@@ -184,16 +185,12 @@ class Pipeline:
         self._most_images = limits.request.images
         self._embedder = embedder
         self._metrics = metrics
-        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
+        self._outputs = Outputs.of_model(model)
         self._prompter = Prompter(model, self.max_tokens, long_texts)
 
-    def output_of(self, request: EmbeddingsRequest) -> Output:
-        """Return what its inputs become; raises ``UnsupportedOperation`` where the model has no such rows."""
-        if (output := self._outputs.get(request.rows)) is None:
-            raise UnsupportedOperation(
-                f"family {self._model.family} gives no rows of kind {request.rows.value}"
-            )
-        return output
+    def outputs_of(self, request: EmbeddingsRequest) -> tuple[Output, ...]:
+        """Return what its inputs become; raises ``UnsupportedOperation`` for an output that is not there."""
+        return self._outputs.of(request.outputs)
 
     async def close(self) -> None:
         """End what it has started; no request may be in progress."""
@@ -226,48 +223,58 @@ class Pipeline:
                 good[index] = prompt, images
         if errors and not request.allow_partial:
             raise errors[min(errors)]
-        output = self.output_of(request)
+        outputs = self.outputs_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        bounds = row_bounds(output, lengths)
+        each = tuple([row_bounds(output, lengths) for output in outputs])
+        bounds = each[0] if len(each) == 1 else np.sum(each, axis=0)
         cost = Cost(
             tokens=sum(lengths),
             units=sum([vision.payload.plan.units for _, images in good.values() for vision in images]),
             bounds=bounds,
             rows=int(bounds[-1]),
+            each=each,
         )
-        return Work(request=request, output=output, good=good, errors=errors, lengths=lengths, cost=cost)
+        return Work(request=request, outputs=outputs, good=good, errors=errors, lengths=lengths, cost=cost)
 
     async def embed(self, work: Work, call: Call) -> Result:
         """Return the rows of what was prepared; raises as ``prepare``, and what workers raise."""
-        request, output, good, errors = work.request, work.output, work.good, dict(work.errors)
-        answer = Answer.empty((), output)
+        request, good, errors = work.request, work.good, dict(work.errors)
+        answer = Answer.empty((), *work.outputs)
         if good:
             items = [_item(request.inputs[index], *parts) for index, parts in good.items()]
-            if request.rows is not RowKind.OUTPUT:
-                call = replace(call, rows=request.rows)
+            if request.outputs:
+                call = replace(call, outputs=request.outputs)
             with self._dispatching({"tessera.items": len(items)}, work.cost):
                 answer = await self._embedder.embed(items, call)
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
                 raise errors[min(errors)]
-        rows = answer.rows
-        if request.rows is RowKind.OUTPUT and not (request.normalize and output.unit_length):
-            rows = _scaled(rows, output, normalize=request.normalize)
-        if work.errors:
-            rows = rows.spread(list(good), work.cost.bounds)
+        outputs = {
+            output.name: self._finished(rows, bounds, output, work)
+            for output, rows, bounds in zip(work.outputs, answer.rows.each(), work.cost.each, strict=True)
+        }
         done = [parts for index, parts in good.items() if index not in errors]
         for error in errors.values():
             self._metrics.count_input_error(error.code)
         return Result(
             request_id=call.request_id,
-            outputs={request.rows.value: rows},
+            outputs=outputs,
             lengths=work.lengths,
             errors=errors,
             usage=self._account(request.inputs, [prompt for prompt, _ in done], [answer], work.cost),
             image_pixels=sum([vision.pixels for _, images in done for vision in images]),
             timings=answer.timings,
         )
+
+    def _finished(self, rows: Rows, bounds: npt.NDArray[np.int64], output: Output, work: Work) -> Rows:
+        """Return the rows of one output as the request wants them, those that hold something."""
+        normalize = work.request.normalize
+        if output.kind is not OutputKind.SPARSE and not (normalize and output.unit_length):
+            rows = _scaled(rows, output, normalize=normalize)
+        if work.errors:
+            rows = rows.spread(list(work.good), bounds)
+        return rows if rows.indices is None else rows.held()
 
     async def prepare_scores(self, request: ScoreRequest, call: Call) -> ScoreWork:
         """As ``prepare``, all documents or none: raises the first input's error."""

@@ -17,7 +17,7 @@ from tessera.errors import RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt
 from tessera.logs import note
-from tessera.models.base import SCORES, Output, RowKind
+from tessera.models.base import SCORES, STATES, VISION, Outputs
 from tessera.rows import Rows
 from tessera.tasks import Deadline, SingleFlight, run_all
 
@@ -41,6 +41,8 @@ class KeyPrefix:
         return "\0\0".join([self._fingerprint, *("\0".join(kinds) for kinds in self._last)]).encode()
 
 
+_STAGES = frozenset((STATES, VISION))
+
 # What an input's rows take beside themselves: their key, the objects around the arrays, the table's share.
 _ENTRY_BYTES = 400
 
@@ -54,8 +56,8 @@ class Entries(Protocol):
     def put(self, key: bytes, value: Rows) -> object: ...
 
 
-# How many values each of an entry's rows has.
-_WIDTH = struct.Struct("<I")
+# Of each output of an entry: values in a row, rows, and whether these have indices.
+_SHAPE = struct.Struct("<IIB")
 
 
 class SharedEntries:
@@ -71,14 +73,30 @@ class SharedEntries:
     def get(self, key: bytes) -> Rows | None:
         if (entry := self._cache.get(key)) is None:
             return None
-        (width,) = _WIDTH.unpack_from(entry)
-        values = np.frombuffer(entry, np.float32, offset=_WIDTH.size)
-        count = len(values) // (width + 1)
-        return Rows(values[count:].reshape(count, width), np.array((0, count), np.int64), values[:count])
+        outputs: list[Rows] = []
+        start = 0
+        while start < len(entry):
+            width, count, indexed = _SHAPE.unpack_from(entry, start)
+            start += _SHAPE.size
+            columns = 1 + width + indexed
+            values = np.frombuffer(entry, np.float32, count * columns, start)
+            start += 4 * count * columns
+            norms, values = values[:count], values[count:]
+            rows = values[: count * width].reshape(count, width)
+            indices = values[count * width :].view(np.int32) if indexed else None
+            outputs.append(Rows(rows, np.array((0, count), np.int64), norms, indices))
+        first, *others = outputs
+        return replace(first, others=tuple(others)) if others else first
 
     def put(self, key: bytes, value: Rows) -> None:
-        width = _WIDTH.pack(value.width)
-        self._cache.put(key, b"".join((width, value.norms.tobytes(), value.values.tobytes())))
+        parts: list[bytes] = []
+        for rows in value.each():
+            indexed = rows.indices is not None
+            parts += (_SHAPE.pack(rows.width, len(rows.values), indexed), rows.norms.tobytes())
+            parts.append(rows.values.tobytes())
+            if rows.indices is not None:
+                parts.append(rows.indices.tobytes())
+        self._cache.put(key, b"".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,8 @@ class ResultCache:
     """A byte-bounded, least-recently-used cache in front of a dispatcher; owned by one event loop.
 
     A key is the hash of everything the rows depend on: ``key_prefix`` (the model's fingerprint and the
-    workers' number types, asked for anew with each request), the request's ``salt``, the tokens, the images'
+    workers' number types, asked for anew with each request), the request's ``salt`` and the names of the
+    outputs that it asks for, the tokens, the images'
     contents and their grids. Errors are not kept. A flight outlives the request that began it for as long as
     another one waits for it, so it has ``flight_seconds`` instead of that request's deadline. ``entries`` are
     those of a group of frontends, whose flights stay each one's own.
@@ -106,7 +125,7 @@ class ResultCache:
         metrics: ModelMetrics,
         *,
         capacity: int,
-        output: Output,
+        outputs: Outputs,
         key_prefix: Callable[[], bytes],
         flight_seconds: float,
         workers: Callable[[], int] = lambda: 1,
@@ -117,7 +136,7 @@ class ResultCache:
         self._salt = salt
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._output = output
+        self._outputs = outputs
         self._key_prefix = key_prefix
         self._flight_seconds = flight_seconds
         self._flights: SingleFlight[_Computed] = SingleFlight()
@@ -134,10 +153,11 @@ class ResultCache:
 
         Rows of a stage are not kept: those of a page take 20 MB.
         """
-        if call.rows is not RowKind.OUTPUT:
+        if not _STAGES.isdisjoint(call.outputs):
             return await self._dispatcher.embed(items, call)
-        answer = Answer.empty(items, SCORES if call.queries else self._output)
-        prefix = self._key_prefix() + self._salt(call)
+        outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
+        answer = Answer.empty(items, *outputs)
+        prefix = self._key_prefix() + self._salt(call) + "\0".join(call.outputs).encode()
         compared = [blake3(query).digest() for query in call.queries]
         keys = [_key(prefix, item, compared[item.query] if compared else b"") for item in items]
         missing: list[int] = []
@@ -146,7 +166,7 @@ class ResultCache:
             if rows is None:
                 missing.append(index)
             else:
-                answer.rows.put([index], rows.values, rows.norms)
+                answer.rows = answer.rows.put([index], rows)
                 answer.cached_tokens[index] = _image_tokens(items[index])
         self._metrics.result_cache["hit"].inc(len(items) - len(missing))
         note(result_cache_hits=len(items) - len(missing))
@@ -158,7 +178,7 @@ class ResultCache:
                 if isinstance(outcome, TesseraError):
                     answer.errors[index] = outcome
                 else:
-                    answer.rows.put([index], outcome.rows.values, outcome.rows.norms)
+                    answer.rows = answer.rows.put([index], outcome.rows)
                     answer.cached_tokens[index] = outcome.cached_tokens
                     answer.timings = answer.timings.merge(outcome.timings)
         return answer
@@ -196,9 +216,8 @@ class ResultCache:
 
     async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
         computed = await batch.portion(position)
-        rows = computed.rows
         # A copy: the rows would keep their whole batch alive.
-        self._entries.put(key, replace(rows, values=rows.values.copy(), norms=rows.norms.copy()))
+        self._entries.put(key, computed.rows.copied())
         return computed
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.errors import ModelNotFound
+from tessera.errors import InvalidInput, ModelNotFound
 from tessera.frontend.admission.room import Room
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.model_settings import ModelSettings
@@ -13,7 +13,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.model_names import find_name
 from tessera.models import Model
-from tessera.models.base import Output
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Peers
 
 
@@ -44,18 +44,46 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a client's form of a request is read with: the served model's names, its output, and the limits.
+    """What a client's form of a request is read with: the served model's names, its outputs, the default
+    alone and all, and the limits.
 
-    Answers say ``model``, the first of the ``names``.
+    Answers say ``model``, the first of the ``names``. ``token_text`` is what the vocabulary calls an id.
     """
 
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
+    outputs: Sequence[Output] = ()
+    token_text: Callable[[int], str] = str
     model: str = field(init=False)
+    kinds: frozenset[OutputKind] = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.outputs:
+            object.__setattr__(self, "outputs", (self.output,))
+        object.__setattr__(self, "kinds", frozenset(output.kind for output in self.outputs))
         object.__setattr__(self, "model", self.names[0])
+
+    def of_kind(self, kind: OutputKind) -> tuple[str, ...]:
+        """Return the name of the first output of a kind, as a request has it: none for the default."""
+        found = next(output for output in self.outputs if output.kind is kind)
+        return () if found is self.output else (found.name,)
+
+    def asked(self, names: Sequence[str]) -> Sequence[Output]:
+        """Return the outputs that a request asks for by name, the default without any.
+
+        Raises ``InvalidInput`` naming what the model has.
+        """
+        if not names:
+            return (self.output,)
+        found = {output.name: output for output in self.outputs}
+        for name in names:
+            if name not in found:
+                raise InvalidInput(
+                    f"output_types: {self.model!r} has no output {name!r}; it has {', '.join(found)}",
+                    param="output_types",
+                )
+        return [found[name] for name in names]
 
     def check(self, name: str) -> str:
         """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""

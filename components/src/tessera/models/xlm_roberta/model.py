@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.section import Section
-from tessera.models.base import Family, Int32Array
+from tessera.models.base import Family, Int32Array, Output
 from tessera.models.encoder.model import EncoderModel, Options
 from tessera.models.options import OptionsFamily
+from tessera.models.xlm_roberta.heads import M3Heads
+
+if TYPE_CHECKING:
+    from tessera.nn.text import TextTower
 
 
 class XlmRoberta(EncoderModel):
@@ -17,6 +26,34 @@ class XlmRoberta(EncoderModel):
     revision = "xlm_roberta 1"
     first, last = "<s>", "</s>"
     stems = ("roberta.", "xlm-roberta.", "camembert.")
+    files = (*EncoderModel.files, *HEAD_FILES)
+
+    def __init__(self, path: Path, options: Options) -> None:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        super().__init__(path, options)
+        self._heads = M3Heads.find(path, self._tokenizer)
+
+    @property
+    def outputs(self) -> Sequence[Output]:
+        """The pooled vector, and what the files of BGE M3's heads give beside it."""
+        heads = self._heads
+        return (self.output,) if heads is None else (self.output, *heads.outputs(self.state_width))
+
+    def load_text(self, *, dtype: str, device: str) -> TextTower:
+        """Read the tower's tensors and the heads'; raises ``CheckpointError``."""
+        tower = super().load_text(dtype=dtype, device=device)
+        if self._heads is None:
+            return tower
+        return tower.give(self.output.name, self._heads.load(self.state_width, device=device))
+
+    def text_nbytes(self, dtype: str) -> int:
+        heads = 0 if self._heads is None else self._heads.nbytes
+        return super().text_nbytes(dtype) + heads
+
+    def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
+        """Beside the tower's, float32 states and token vectors where there are heads."""
+        heads = 0 if self._heads is None else 8 * self.state_width * tokens
+        return super().text_activation_nbytes(dtype, tokens) + heads
 
     def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has: those up to padding's."""

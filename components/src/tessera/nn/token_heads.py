@@ -1,0 +1,58 @@
+"""Heads that make a row of each token: its weight for a sparse output, or a vector of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from tessera.nn.outputs import HeadRows
+
+_NONE: Final = -1
+
+
+class TokenWeights(nn.Module):
+    """Float32 ``[tokens, 1]``, ``relu(W h + b)``; tokens of the ``dropped`` ids have none.
+
+    As FlagEmbedding's ``M3Embedder._sparse_embedding`` and ``_process_token_weights``.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    dropped: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, dropped: Collection[int]) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.float())
+        self.register_buffer("bias", bias.float())
+        self.register_buffer("dropped", torch.tensor(sorted(dropped), dtype=torch.int32))
+
+    def forward(
+        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> HeadRows:
+        weights = linear(states, self.weight, self.bias).relu()
+        return HeadRows(weights, input_ids.masked_fill(torch.isin(input_ids, self.dropped), _NONE))
+
+
+class TokenVectors(nn.Module):
+    """Float32 ``[tokens, width]``, ``W h + b``; the first token of an input has none.
+
+    As FlagEmbedding's ``M3Embedder._colbert_embedding``.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.float())
+        self.register_buffer("bias", bias.float())
+
+    def forward(
+        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> HeadRows:
+        indices = input_ids.index_fill(0, cu_seqlens[:-1].long(), _NONE)
+        return HeadRows(linear(states, self.weight, self.bias), indices)

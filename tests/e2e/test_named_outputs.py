@@ -1,0 +1,208 @@
+"""Dense, sparse and token vectors of one pass, over HTTP: BGE M3 behind a launch script."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tests.e2e.service import MODEL, Service, launch
+from tests.references.m3 import M3Reference
+
+pytestmark = pytest.mark.service
+
+TEXTS = ["the river under the bridge", "a market by the old temple", "été naïve 東京 the the"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("m3") / "checkpoint"
+    write_checkpoint(path, M3_TINY, seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with launch("agg.sh", path, tmp_path_factory.mktemp("log") / "agg", workers=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> M3Reference:
+    return M3Reference(path)
+
+
+def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
+    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
+
+
+def check_sparse(found: dict[str, Any], expected: dict[int, float]) -> None:
+    assert found["indices"] == list(expected)
+    np.testing.assert_allclose(found["values"], list(expected.values()), atol=1e-5)
+
+
+# Asked twice: the second answer is the cache's.
+@pytest.mark.parametrize("time", ["computed", "cached"])
+def test_three_outputs_of_one_call(service: Service, reference: M3Reference, time: str) -> None:
+    names = ["dense", "sparse", "multi_vector"]
+    answer = post(service, input=TEXTS, output_types=names, return_tokens=True).json()
+    assert [row["index"] for row in answer["data"]] == [0, 1, 2]
+    for text, row in zip(TEXTS, answer["data"], strict=True):
+        tokens = reference.tokens(text)
+        np.testing.assert_allclose(row["embedding"], reference.dense(tokens), atol=1e-5)
+        check_sparse(row["sparse_embedding"], reference.weights(tokens))
+        np.testing.assert_allclose(row["multi_vector"], reference.vectors(tokens), atol=1e-5)
+        words = [reference.tokenizer.id_to_token(token) for token in row["sparse_embedding"]["indices"]]
+        assert row["sparse_embedding"]["tokens"] == words
+    assert answer["usage"]["prompt_tokens"] == sum(len(reference.tokens(text)) for text in TEXTS)
+
+
+def test_openais_client_bears_it(service: Service, reference: M3Reference) -> None:
+    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+        options: dict[str, Any]
+        for options in ({}, {"encoding_format": "float"}):
+            answer = client.embeddings.create(
+                model=MODEL, input=TEXTS, extra_body={"output_types": ["sparse"]}, **options
+            )
+            for text, row in zip(TEXTS, answer.data, strict=True):
+                assert row.embedding == []
+                found: Any = row
+                check_sparse(found.sparse_embedding, reference.weights(reference.tokens(text)))
+        both = client.embeddings.create(model=MODEL, input=TEXTS, extra_body={"return_sparse": True})
+        np.testing.assert_allclose(
+            both.data[0].embedding, reference.dense(reference.tokens(TEXTS[0])), atol=1e-5
+        )
+
+
+def test_base64_holds_the_vectors_and_their_shape(service: Service) -> None:
+    names = ["dense", "multivector"]
+    plain = post(service, input=TEXTS, output_types=names).json()["data"]
+    coded = post(service, input=TEXTS, output_types=names, encoding_format="base64").json()["data"]
+    for row, code in zip(plain, coded, strict=True):
+        dense = np.frombuffer(base64.b64decode(code["embedding"]), "<f4")
+        np.testing.assert_allclose(dense, row["embedding"], atol=1e-7)
+        vectors = np.frombuffer(base64.b64decode(code["multi_vector"]), "<f4").reshape(code["shape"])
+        np.testing.assert_allclose(vectors, row["multi_vector"], atol=1e-7)
+    raw = post(service, input=TEXTS, output_types=["multivector"], encoding_format="bytes_only")
+    assert len(raw.content) == sum(4 * np.prod(code["shape"]) for code in coded)
+
+
+def test_the_largest_weights_where_they_are_bounded(service: Service) -> None:
+    whole = post(service, input=TEXTS, output_types=["sparse"]).json()["data"]
+    few = post(service, input=TEXTS, output_types=["sparse"], max_active_dims=2).json()["data"]
+    for row, cut in zip(whole, few, strict=True):
+        sparse = row["sparse_embedding"]
+        pairs = zip(sparse["indices"], sparse["values"], strict=True)
+        kept = sorted(sorted(pairs, key=lambda pair: -pair[1])[:2])
+        assert list(zip(*cut["sparse_embedding"].values(), strict=True)) == kept
+
+
+def test_what_asks_for_nothing_new_sees_nothing_new(service: Service) -> None:
+    plain = post(service, input=TEXTS).json()
+    assert [list(row) for row in plain["data"]] == [["object", "index", "embedding"]] * 3
+    for same in ({"output_types": ["dense"]}, {"return_dense": True}):
+        assert post(service, input=TEXTS, **same).json()["data"] == plain["data"]
+
+
+@pytest.mark.parametrize("good", [[], TEXTS[:1]], ids=["all fail", "one is good"])
+def test_inputs_that_fail_have_an_error_in_place_of_all_outputs(
+    service: Service, reference: M3Reference, good: list[str]
+) -> None:
+    names = ["dense", "sparse", "multivector"]
+    answer = post(service, input=["", *good, "river " * 2000], output_types=names, partial=True).json()
+    for place, row in enumerate(answer["data"]):
+        if 0 < place <= len(good):
+            check_sparse(row["sparse_embedding"], reference.weights(reference.tokens(TEXTS[0])))
+            assert len(row["embedding"]) == 128
+        else:
+            assert row["embedding"] is None and row["error"]["param"] == f"input[{place}]"
+            assert not {"sparse_embedding", "multi_vector"} & row.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"output_types": ["colbert"]}, "output_types[0]"),
+        ({"output_types": []}, "output_types"),
+        ({"output_types": ["sparse"], "return_dense": True}, "output_types"),
+        ({"return_dense": False}, "return_dense"),
+        ({"output_types": ["sparse", "dense"], "encoding_format": "bytes"}, "encoding_format"),
+        ({"output_types": ["sparse"], "max_active_dims": 0}, "max_active_dims"),
+    ],
+)
+def test_refusals_name_the_field(service: Service, body: dict[str, Any], param: str) -> None:
+    refused = post(service, input="a", **body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_models_list_their_outputs(service: Service) -> None:
+    (card,) = httpx.get(f"{service.url}/v1/models").json()["data"]
+    assert card["outputs"] == [
+        {"name": "dense", "kind": "vector", "width": 128, "most": None},
+        {"name": "sparse", "kind": "sparse", "width": 1, "most": None},
+        {"name": "multivector", "kind": "tokens", "width": 128, "most": None},
+    ]
+
+
+def test_text_embeddings_inferences_routes_give_the_same(service: Service, reference: M3Reference) -> None:
+    sparse = httpx.post(f"{service.url}/embed_sparse", json={"inputs": TEXTS}, timeout=60).json()
+    tokens = httpx.post(f"{service.url}/embed_all", json={"inputs": TEXTS}, timeout=60).json()
+    for text, weights, vectors in zip(TEXTS, sparse, tokens, strict=True):
+        given = reference.tokens(text)
+        found = {
+            key: [pair[of] for pair in weights] for key, of in (("indices", "index"), ("values", "value"))
+        }
+        check_sparse(found, reference.weights(given))
+        np.testing.assert_allclose(vectors, reference.vectors(given), atol=1e-5)
+
+
+def test_pooling_gives_the_output_of_a_task(service: Service, reference: M3Reference) -> None:
+    given = reference.tokens(TEXTS[0])
+    for task, expected in (("embed", reference.dense(given)), ("token_embed", reference.vectors(given))):
+        (row,) = post(service, "/pooling", input=TEXTS[0], task=task).json()["data"]
+        np.testing.assert_allclose(row["data"], expected, atol=1e-5)
+    refused = post(service, "/pooling", input="a", output_types=["sparse"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_types")
+
+
+def test_qdrant_searches_named_sparse_and_dense_vectors(service: Service) -> None:
+    models = pytest.importorskip("qdrant_client.models")
+    from qdrant_client import QdrantClient
+
+    def points(texts: list[str]) -> list[dict[str, Any]]:
+        rows = post(service, input=texts, output_types=["dense", "sparse"]).json()["data"]
+        return [
+            {"dense": row["embedding"], "sparse": models.SparseVector(**row["sparse_embedding"])}
+            for row in rows
+        ]
+
+    client = QdrantClient(":memory:")
+    client.create_collection(
+        "texts",
+        vectors_config={"dense": models.VectorParams(size=128, distance=models.Distance.COSINE)},
+        sparse_vectors_config={"sparse": models.SparseVectorParams()},
+    )
+    stored = [
+        models.PointStruct(id=place, vector=vector, payload={"text": text})
+        for place, (text, vector) in enumerate(zip(TEXTS, points(TEXTS), strict=True))
+    ]
+    client.upsert("texts", stored)
+    for place, asked in enumerate(points(TEXTS)):
+        found = client.query_points(
+            "texts",
+            prefetch=[
+                models.Prefetch(query=asked["dense"], using="dense", limit=3),
+                models.Prefetch(query=asked["sparse"], using="sparse", limit=3),
+            ],
+            query=models.FusionQuery(fusion=models.Fusion.RRF),
+        ).points
+        assert found[0].id == place
+    client.close()
