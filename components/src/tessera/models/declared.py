@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.declared import (
-    CONFIG_FILE,
     MODULES_FILE,
     TRANSFORMER_FILES,
     Declared,
@@ -20,6 +19,7 @@ from tessera.checkpoint.declared import (
     PoolingMode,
     Task,
 )
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import DeclaredModel, Model, OutputKind, Role, ScoreActivation
 from tessera.nn.spec import Pooling, TextSpec

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.engine.batch import PackedInput
 from tessera.errors import InvalidInput, ProtocolError, UnsupportedOperation
-from tessera.models.base import SCORES, VISION, Model, Output, OutputKind, Outputs
+from tessera.models.base import SCORES, STATES, VISION, Model, Output, OutputKind, Outputs
 
 _INT32: Final = np.dtype("<i4")
 _UINT32: Final = np.dtype("<u4")
@@ -70,7 +70,7 @@ class ItemReader:
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
-        if self._gives_output and states:
+        if self._gives_output and STATES in asked:
             raise InvalidInput("an image has no hidden states of tokens", param=item.param)
         if self._gives_output and len(tokens) != 1:
             raise InvalidInput("an image is an input of its own in this model", param=item.param)

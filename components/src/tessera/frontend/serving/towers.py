@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tessera import wire
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher
-from tessera.models.base import Output, RowKind
+from tessera.models.base import Output
 from tessera.rpc import Peers
 from tessera.tasks import run_all
 
@@ -27,7 +27,7 @@ class TowersDispatcher:
     async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         """As ``Dispatcher.embed``; both kinds of workers are called at once."""
         images = [index for index, item in enumerate(items) if item.images] if self._encoders.ready else []
-        if not images or call.rows is not RowKind.OUTPUT:
+        if not images or call.outputs:
             return await self._embed.embed(items, call)
         if len(images) == len(items):
             return await self._encode.embed(items, call)
@@ -46,7 +46,7 @@ class TowersDispatcher:
         """Return one answer in the order of the items; a failed one's row is zeros in its part, too."""
         joined = Answer.empty(items, self._output)
         for indices, part in zip(places, parts, strict=True):
-            joined.rows.put(indices, part.rows.values, part.rows.norms)
+            joined.rows = joined.rows.put(indices, part.rows)
             for place, index in enumerate(indices):
                 joined.cached_tokens[index] = part.cached_tokens[place]
             joined.errors |= {indices[place]: error for place, error in part.errors.items()}
