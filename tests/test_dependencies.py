@@ -28,6 +28,8 @@ KNOWN = {
 }
 # Import names that Triton's server and TensorRT-LLM's image bring, which no index has whole.
 ELSEWHERE = {"triton_python_backend_utils", "tensorrt", "tensorrt_llm"}
+# What a developer has, and random checkpoints read published vocabularies with.
+OF_DEVELOPERS = {"transformers"}
 # Used without an import: what exports traces, Triton's compiler for the kernels, and an exporter's part.
 UNSEEN = {"nvidia-cutlass-dsl", "onnx", "onnxscript", "tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"}
 
@@ -55,7 +57,7 @@ def distributions() -> set[str]:
     """The distributions of all that the packages import."""
     found: set[str] = set()
     provided = packages_distributions()
-    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - OWN:
+    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - OF_DEVELOPERS - OWN:
         if name.startswith("opentelemetry."):
             part = name.split(".")[1]
             found.add({"sdk": "opentelemetry-sdk"}.get(part, "opentelemetry-api"))

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.service, pytest.mark.measures]
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MOST_FOR_A_TEXT = 40
 MOST_FOR_AN_IMAGE = 62
-# Of the functions that run.
-MOST_LINES_FOR_A_TEXT = 2643
-MOST_LINES_FOR_AN_IMAGE = 4117
+# Of the functions that run. Outputs by name took 90 lines of a text's, damaged files 40 of an image's.
+MOST_LINES_FOR_A_TEXT = 2735
+MOST_LINES_FOR_AN_IMAGE = 4255
 
 
 @pytest.fixture(scope="module")

@@ -199,9 +199,7 @@ def test_a_model_is_that_of_its_weights_multiplied_out(tmp_path: Path) -> None:
                 (path / file.name).write_bytes(file.read_bytes())
         save_file(written, path / "model.safetensors", {"format": "pt"})
     # As ModelOpt writes it beside the configuration.
-    about = {
-        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
-    }
+    about = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
     (quantised / "hf_quant_config.json").write_text(json.dumps(MODELOPT | {"quantization": about}))
     ours, theirs, first = (vectors(path) for path in (quantised, plain, source))
     assert torch.equal(ours, theirs)

@@ -217,7 +217,7 @@ def test_zeros_have_the_positions_of_their_family() -> None:
 def test_output_rows_have_bounds_and_norms(kind: OutputKind, unit_length: bool) -> None:
     batch = pack([PackedInput(tokens=np.zeros(n, np.int32), positions=sequential(n)) for n in (2, 1, 3)])
     output = Output(kind=kind, width=2, unit_length=unit_length)
-    counts = [2, 1, 3] if kind is OutputKind.TOKENS else [1, 1, 1]
+    counts = [2, 1, 3] if kind in (OutputKind.TOKENS, OutputKind.SPARSE) else [1, 1, 1]
     computed = np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [6.0, 8.0], [0.0, 5.0]], np.float32)
     computed = computed[: sum(counts)]
     found = output_rows(computed, batch, output)

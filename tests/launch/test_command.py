@@ -30,6 +30,7 @@ def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
         "tessera.errors",
         "tessera.machine",
         "tessera.defaults",
+        "tessera.etcd",
         "tessera.model_names",
         "tessera.terminal",
     )

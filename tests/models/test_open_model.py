@@ -17,6 +17,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     built_in = [
         "bert",
         "bert_rerank",
+        "clip",
         "colqwen3",
         "llama_nemotron_embed",
         "llama_nemotron_rerank",
@@ -27,6 +28,8 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "qwen3_rerank",
         "qwen3_vl_embedding",
         "qwen3_vl_rerank",
+        "siglip",
+        "siglip2",
         "xlm_roberta",
         "xlm_roberta_rerank",
     ]

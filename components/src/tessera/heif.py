@@ -18,6 +18,9 @@ from tessera.errors import UnsupportedMedia
 from tessera.extras import absent, lack
 from tessera.tiff import UPRIGHT
 
+MARK: Final = b"ftyp"
+"""Behind the first four bytes of a file."""
+
 _AVIF: Final = (b"avif", b"avis")
 _HEIC: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 _CONTAINERS: Final = (*_AVIF, *_HEIC, b"mif1", b"msf1")
@@ -31,7 +34,7 @@ AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 def format_of(data: bytes) -> str | None:
     """``AVIF``, ``HEIF``, or None for a file that is neither."""
-    if data[4:8] != b"ftyp" or data[8:12] not in _CONTAINERS:
+    if data[4:8] != MARK or data[8:12] not in _CONTAINERS:
         return None
     size = min(int.from_bytes(data[:4], "big"), len(data), 1024)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, size - 3, 4))}

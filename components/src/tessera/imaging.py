@@ -89,7 +89,7 @@ def load_codecs() -> None:
 def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
     with image_errors(param, max_pixels=max_pixels):
-        if data[:4] in tiff.MAGIC or heif.format_of(data) is not None:
+        if data[:4] in tiff.MAGIC or (data[4:8] == heif.MARK and heif.format_of(data) is not None):
             image = _open_container(data, param=param)
         else:
             image = _open_other(data, param=param)
@@ -110,10 +110,16 @@ def _open_other(data: bytes, *, param: str) -> ImageFile.ImageFile:
         if data[:2] in (b"II", b"MM"):
             # Pillow also reads dialects of TIFF to which no decoder here is put.
             raise UnidentifiedImageError("not a TIFF")
-        return bmp.open_bmp(data) or _open_by_pillow(data)
+        own = bmp.open_bmp(data) if data.startswith(bmp.MAGIC) else None
+        return own or _open_by_pillow(data)
     except UnidentifiedImageError:
-        if (kind := kind_of(data)) is None:
-            raise
+        _refuse(data, param)
+        raise
+
+
+def _refuse(data: bytes, param: str) -> None:
+    """Raise ``UnsupportedMedia`` that names what a file is, where that is known."""
+    if (kind := kind_of(data)) is not None:
         raise UnsupportedMedia(
             f"{param} is {kind}, which is not read as an image; served are {', '.join(FORMATS)}",
             param=param,
@@ -360,24 +366,22 @@ class Picture:
         image = self.image
         if not as_it_is:
             # The widened support of Pillow's filters is the antialiasing that the references rely on.
-            image = _resized(image, size, resample, part)
+            image = image.resize(size, resample) if part is None else _part_of(image, size, resample, part)
         for name, plane in zip("RGB", planes, strict=True):
             # Pillow picks one colour of its four bytes for each pixel at four times the speed at which NumPy
             # takes the three apart again: a tile of 512 x 512 pixels is cut in 0.12 ms and not in 0.34.
             plane[...] = np.frombuffer(image.tobytes("raw", name), np.uint8).reshape(plane.shape)
 
 
-def _resized(
-    image: Image.Image, size: tuple[int, int], resample: Image.Resampling, part: Part | None
+def _part_of(
+    image: Image.Image, size: tuple[int, int], resample: Image.Resampling, part: Part
 ) -> Image.Image:
-    """Return an image resized to ``size``, or the ``part`` of that.
+    """Return the ``part`` of what an image resized to ``size`` is.
 
     Of what would have more than 16 million pixels only the part is computed: a strip of 16,384 by 1 pixels
     would become one of a billion. Pillow then may go over the two axes in another order, which changes
     levels by up to 2 of 255.
     """
-    if part is None:
-        return image.resize(size, resample)
     if size[0] * size[1] <= _MOST_RESIZED:
         return image.resize(size, resample).crop(part)
     across, down = image.width / size[0], image.height / size[1]

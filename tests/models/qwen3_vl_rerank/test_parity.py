@@ -21,7 +21,8 @@ from tests.models.qwen3_vl_rerank.cases import CASES
 from tests.models.running import Pair, batch_of, content_of, preprocessed, prompt, vectors
 from tests.references.qwen3 import Qwen3VLRerankReference
 
-BARS = {"float32": 1e-4, "bfloat16": 0.6}
+# Of logits up to 17: processors whose products add in another order differ by 1.5e-4.
+BARS = {"float32": 5e-4, "bfloat16": 0.6}
 LAYOUTS: dict[str, Qwen3VLRerankSpec] = {
     "modules": VL_RERANK_TINY,
     "language model, rows of its own": replace(VL_RERANK_TINY, layout="language model", tied=False, shards=2),
@@ -53,7 +54,7 @@ def test_logits(written: WriteCheckpoint, layout: str) -> None:
     assert wanted.std() >= 1
     if layout != "classifier":
         whole = np.stack([reference.generated(pair) for pair in CASES[-2:]])
-        assert np.abs(whole - wanted[-2:]).max() <= 1e-4
+        assert np.abs(whole - wanted[-2:]).max() <= BARS["float32"]
     found = logits(model, CASES)
     assert np.abs(found - wanted).max() <= BARS["float32"]
     alone = np.concatenate([logits(model, [pair]) for pair in CASES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 
 _EPSILON = np.float32(1e-12)
+Values: TypeAlias = npt.NDArray[np.float32]
+Ids: TypeAlias = npt.NDArray[np.int32]
+Bounds: TypeAlias = npt.NDArray[np.int64]
+
 _NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
@@ -159,9 +163,7 @@ def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *map(output.rows, batch.lengths)], dtype=np.int64)
 
 
-def merged(
-    values: npt.NDArray[np.float32], indices: npt.NDArray[np.int32], bounds: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
     """Return sparse rows as ``Rows`` has them, of weights in any order; the largest of an id counts.
 
     ``values`` is ``[rows, 1]``. An id of -1 and a weight that is not above 0 hold nothing; one that is not a
@@ -183,12 +185,7 @@ def merged(
     return largest, ids
 
 
-def output_rows(
-    computed: npt.NDArray[np.float32],
-    batch: TextBatch,
-    output: Output,
-    indices: npt.NDArray[np.int32] | None = None,
-) -> Rows:
+def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
     bounds = output_bounds(batch, output)
     if indices is not None:
@@ -196,21 +193,15 @@ def output_rows(
             computed, indices = merged(computed, indices, bounds)
         else:
             computed = np.where(indices[:, None] >= 0, computed, np.float32(0))
-    return scaled(computed, bounds, unit_length=output.unit_length, indices=indices)
+    return scaled(computed, bounds, output, indices)
 
 
-def scaled(
-    computed: npt.NDArray[np.float32],
-    bounds: npt.NDArray[np.int64],
-    *,
-    unit_length: bool,
-    indices: npt.NDArray[np.int32] | None = None,
-) -> Rows:
-    """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled with ``unit_length``.
+def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None = None) -> Rows:
+    """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled if ``output`` says so.
 
     A row shorter than 1e-12 is divided by 1e-12.
     """
-    if not unit_length:
+    if not output.unit_length:
         return Rows(computed, bounds, np.ones(len(computed), np.float32), indices)
     norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
     # Rows that are not finite are found where they are answered.

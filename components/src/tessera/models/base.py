@@ -543,11 +543,13 @@ class Outputs:
         """
         if not names:
             return self._default
-        for name in names:
-            if name not in self.by_name:
-                has = ", ".join(output.name for output in self.declared)
-                raise UnsupportedOperation(f"this model has no output {name!r}; it has {has}")
-        return tuple(self.by_name[name] for name in names)
+        return tuple(map(self._named, names))
+
+    def _named(self, name: str) -> Output:
+        if name not in self.by_name:
+            has = ", ".join(output.name for output in self.declared)
+            raise UnsupportedOperation(f"this model has no output {name!r}; it has {has}")
+        return self.by_name[name]
 
 
 _SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]

@@ -405,7 +405,7 @@ class RequestInFlight:
         else:
             values = await asyncio.to_thread(_host_rows, vision)
         bounds = np.array((0, len(values)))
-        return scaled(values, bounds, unit_length=self._outputs[0].unit_length), cached, timings
+        return scaled(values, bounds, self._outputs[0]), cached, timings
 
 
 def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:

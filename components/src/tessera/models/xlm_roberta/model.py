@@ -27,6 +27,7 @@ class XlmRoberta(EncoderModel):
     first, last = "<s>", "</s>"
     stems = ("roberta.", "xlm-roberta.", "camembert.")
     files = (*EncoderModel.files, *HEAD_FILES)
+    _heads: M3Heads | None = None
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
