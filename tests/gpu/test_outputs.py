@@ -26,10 +26,10 @@ NAMES = (
 ENCODERS = ("bert", "xlm_roberta", "bert_rerank", "xlm_roberta_rerank")
 PROFILE = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384))
 KINDS = ("graphs", "plain", "fp8", "aoti")
-# Of logits, as shares of their deviation: in bfloat16 0.0369 at most on an H100, the same from all three
-# kinds. Eight bits in tiny layers of random weights, 0.58 at most: this says that the head is behind them, no
-# more.
-SCORE_BARS = {"fp8": 0.7}
+# Of logits, as shares of their deviation: in bfloat16 0.0369 at most on an H100, 0.0502 from AOTInductor on
+# another. Eight bits in tiny layers of random weights, 0.58 at most: this says that the head is behind them,
+# no more.
+SCORE_BARS = {"aoti": 0.06, "fp8": 0.7}
 # Of images through bfloat16 layers of random weights: 0.106 at most on an H100, 0.00002 in float32.
 PICTURE_BARS = {"qwen3_vl_rerank": 0.15}
 BARS = {"fp8": 0.9}
