@@ -192,11 +192,15 @@ async def test_a_request_that_cannot_be_begun_leaves_nothing(service: EmbedServi
     assert not reply.failures and service.in_flight == 0 and service.batcher.queued == 0
 
 
-async def test_vision_rows_that_are_no_numbers_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+async def test_vision_rows_that_are_no_numbers_are_not_kept(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = EmbeddingCache(1 << 20)
     fill = CacheFill(cache)
     for number, value in enumerate((1.0, *BAD.values())):
-        rows = torch.ones(3, 4, dtype=torch.bfloat16)
+        # Their sum is more than float16 holds.
+        rows = torch.full((3, 4), 6000.0, dtype=dtype)
         rows[1, 2] = value
         fill.put(bytes([number]), rows)
     assert [bytes([number]) in cache for number in range(4)] == [True, False, False, False]
