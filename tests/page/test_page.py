@@ -172,7 +172,7 @@ def test_drops_and_pastes_are_taken(page: Page, photos: dict[str, bytes]) -> Non
     page.evaluate(send, ["drop", "dataTransfer", "flower.jpg", "image/jpeg", flower])
     page.evaluate(send, ["paste", "clipboardData", "china.jpg", "image/jpeg", china])
     page.evaluate(send, ["drop", "dataTransfer", "notes.txt", "text/plain", flower])
-    expect(page.locator("#failures")).to_contain_text("notes.txt: not JPEG")
+    expect(page.locator("#failures")).to_contain_text("notes.txt: none of what is read here: jpeg, png")
     expect(page.locator("#pictures-state")).to_have_text("2 pictures ready to search", timeout=60_000)
     page.get_by_role("button", name="Remove all").click()
     expect(page.locator("#results > li")).to_have_count(0)
