@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from tessera.checkpoint.declared import Declared, Dense, LayerNorm, read_declared
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.trial import try_tokenizer
 from tessera.checkpoint.weights import Shapes, stored_tensors
@@ -43,8 +44,6 @@ from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_ins
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
-
-CONFIG_FILE: Final = "config.json"
 
 
 class TowerModel:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.atomic_directory import atomic_directory
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.command import OneLineParser
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
@@ -22,7 +23,6 @@ from tessera_tools.random_checkpoint.spec import Sizes, Spec, WithHeads
 from tessera_tools.random_checkpoint.vocabulary import with_published
 from tessera_tools.random_checkpoint.weights import write_weights
 
-_CONFIG: Final = "config.json"
 _GROUP: Final = "tessera.random_checkpoints"
 
 
@@ -51,7 +51,7 @@ def write_checkpoint(
     with atomic_directory(path, first_wins=True) as partial:
         for name, content in files.items():
             # The mark is for the try-it page, which must not pass off noise as search results.
-            marked: Any = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
+            marked: Any = {**content, "tessera_checkpoint": "random"} if name == CONFIG_FILE else content
             _write_json(partial / name, marked)
         write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
         if isinstance(spec, WithHeads):

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json
 from tessera_tools.random_checkpoint.weights import RandomTensor

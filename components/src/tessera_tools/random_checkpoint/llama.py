@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.base import OutputKind
 from tessera.models.llama_nemotron_embed.model import Options, read_config
-from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.spec import Sizes, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import OutputKind
@@ -14,7 +15,6 @@ from tessera.models.llama.config import SCORING
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
-from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.llama import (
     PUBLISHED,
     SENTENCE_TRANSFORMERS_FILE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.models.base import OutputKind
 from tessera.models.llama.config import SCORING
-from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.llama import PUBLISHED, SENTENCE_TRANSFORMERS_FILE, SMALL, LlamaSpec
 from tessera_tools.random_checkpoint.spec import Sizes
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from tokenizers import normalizers
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.colqwen3.config import OPS, TOMORO
@@ -23,7 +23,6 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import expected as vl_shapes
 from tessera.models.qwen3_vl_rerank.model import read_config as read_vl_rerank_config
-from tessera.models.tower import CONFIG_FILE
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 
 from tokenizers import Regex, normalizers
 
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from tessera.models.tower import CONFIG_FILE
 from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, PROCESSOR_FILE
 from tessera_tools.random_checkpoint.pieces import ROBERTA, unigram
 from tessera_tools.random_checkpoint.spec import Sizes

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import Shapes
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Prompt, Truncate
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Segment
-from tessera.models.tower import CONFIG_FILE
 from tessera.models.two_towers.config import (
     Defaults,
     VisionConfig,

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
-from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import HeadSpec
 
 TOMORO: Final = "colqwen3"

@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError, ConfigError
@@ -21,7 +21,7 @@ from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.stages import StageModule
-from tessera.models.tower import CONFIG_FILE, TowerModel
+from tessera.models.tower import TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
 
 MaxTokens = Annotated[int, msgspec.Meta(ge=16)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from tessera.checkpoint.declared import read_declared
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
@@ -25,7 +25,6 @@ from tessera.models.prompts import (
     side_text,
     texts_of,
 )
-from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import HeadSpec
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Content, Family, OutputKind
 from tessera.models.decoder import max_positions
@@ -22,7 +22,7 @@ from tessera.models.llama.config import (
 from tessera.models.llama.prompt import bos_of, read_prefixes
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment, text_segments
-from tessera.models.tower import CONFIG_FILE, TowerModel
+from tessera.models.tower import TowerModel
 from tessera.nn.spec import TextSpec
 
 # What the published models were trained to be cut to, where the configuration lists nothing else.

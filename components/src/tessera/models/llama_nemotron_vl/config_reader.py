@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from tessera.checkpoint.declared import Declared, read_declared
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import OutputKind
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
@@ -36,7 +36,6 @@ from tessera.models.llama_nemotron_vl.config import (
 )
 from tessera.nn.spec import TextSpec
 
-CONFIG_FILE = "config.json"
 PROCESSOR_FILE = "processor_config.json"
 
 _NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {

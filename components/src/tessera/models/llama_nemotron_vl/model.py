@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
@@ -40,7 +40,7 @@ from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vi
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
 from tessera.models.stages import StageModule, check_stage
-from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
+from tessera.models.tower import TowerModel, nbytes
 
 _MARKS = ("<img>", "</img>", "<IMG_CONTEXT>")
 """What stands before an image, behind it, and for each of its rows: ids that text can never produce."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models.base import Content, ImagePlan
@@ -15,7 +15,6 @@ from tessera.models.declared import score_activation
 from tessera.models.pairs import PairTower
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
 from tessera.models.qwen3.tokenizer import TURN_END, TURN_START
-from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import HeadSpec, TextSpec
 
 _HEAD: Final = "text.head."

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
@@ -17,7 +17,7 @@ from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
-from tessera.models.tower import CONFIG_FILE, TowerModel
+from tessera.models.tower import TowerModel
 from tessera.nn.spec import TextSpec
 
 _ARCHITECTURES: Final = ("Qwen3ForCausalLM", "Qwen3Model")

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Family
 from tessera.models.decoder import max_positions
@@ -22,7 +22,6 @@ from tessera.models.options import OptionsFamily
 from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.pairs import Qwen3Pairs, with_head
 from tessera.models.stored_names import text_name
-from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import TextSpec
 
 _CLASSIFIER: Final = "Qwen3ForSequenceClassification"

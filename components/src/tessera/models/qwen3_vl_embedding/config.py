@@ -12,10 +12,9 @@ from math import isqrt
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.section import Section, short
+from tessera.checkpoint.section import CONFIG_FILE, Section, short
 from tessera.models.decoder import max_positions
 from tessera.models.qwen3.config import read_text
-from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import LayerSpec, TextSpec
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"

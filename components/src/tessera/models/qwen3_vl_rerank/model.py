@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Family, ImagePlan
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment
@@ -24,7 +24,6 @@ from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
 from tessera.models.qwen3_vl_embedding.tensors import PREFIXES, expected
 from tessera.models.stored_names import part_name
-from tessera.models.tower import CONFIG_FILE
 
 _CLASSIFIER: Final = "Qwen3VLForSequenceClassification"
 _DECODER: Final = "Qwen3VLForConditionalGeneration"

@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 from tokenizers import Regex, models, normalizers
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import Content, Family, Prompt, Truncate
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment
-from tessera.models.tower import CONFIG_FILE
 from tessera.models.two_towers.config import (
     Defaults,
     VisionConfig,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.weights import Shapes
 from tessera.errors import ConfigError
 from tessera.imaging import Picture
@@ -20,7 +20,6 @@ from tessera.models.base import Empty, Family, ImagePlan, Int32Array, Pixels
 from tessera.models.options import OptionsFamily
 from tessera.models.siglip.model import SiglipTexts, Texts, read_text, read_vision
 from tessera.models.siglip2.patches import cut, grid_of
-from tessera.models.tower import CONFIG_FILE
 from tessera.models.two_towers.config import tower_section
 from tessera.models.two_towers.images import HALF, read_processing, read_processor
 from tessera.models.two_towers.tensors import pool_shapes, stack_shapes

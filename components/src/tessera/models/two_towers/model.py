@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
@@ -35,7 +36,7 @@ from tessera.models.base import (
 from tessera.models.declared import role_prompts
 from tessera.models.prompts import Run, texts_of
 from tessera.models.stages import StageModule
-from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
+from tessera.models.tower import TowerModel, nbytes
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
 from tessera.models.two_towers.tensors import find_tensors
