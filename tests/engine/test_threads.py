@@ -122,10 +122,10 @@ def test_all_threads_again_after_an_error(watched: tuple[TorchTextEngine, Watche
     ("module", "rows"),
     [
         (nn.Linear(4000, 8000), 1),
-        (nn.Linear(500, 400), 100),
-        (nn.Sequential(nn.Linear(500, 400), nn.Linear(400, 500), nn.LayerNorm(500)), 100),
-        (nn.Sequential(nn.Embedding(100_000, 8), nn.Linear(500, 400)), 100),  # its rows are looked up
-        (nn.Sequential(nn.Linear(200, 100), nn.Linear(200, 100), nn.Linear(500, 1120)), 100),
+        (nn.Linear(500, 400), 50),
+        (nn.Sequential(nn.Linear(500, 400), nn.Linear(400, 500), nn.LayerNorm(500)), 50),
+        (nn.Sequential(nn.Embedding(100_000, 8), nn.Linear(500, 400)), 50),  # its rows are looked up
+        (nn.Sequential(nn.Linear(200, 100), nn.Linear(200, 100), nn.Linear(500, 1120)), 50),
         (nn.LayerNorm(4), 0),
         (object(), 0),
     ],

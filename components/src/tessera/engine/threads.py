@@ -10,12 +10,13 @@ from typing import Final
 import torch
 from torch import nn
 
-# Multiplications of a mean product from which all threads are faster than one. On two busy cores with two
-# passive threads all-MiniLM-L6-v2 (442,368 elements a matrix) took, on one and on two, the shortest of 25 in
-# turns: 7 tokens 8.5 and 12.2 ms, 32 tokens (14 million) 13.7 and 18.3, 64 tokens (28 million) 31.9 and 25.4,
-# 252 tokens 116 and 80. Four layers of width 128 took 1.0 and 2.4 ms for 8 tokens, 2.2 and 3.1 for 64.
+# Multiplications of a mean product from which all threads are faster than one. On two quiet cores with
+# passive threads all-MiniLM-L6-v2 (442,368 elements a matrix) took, on one and two, medians of 40 in turns:
+# 8 tokens 11.8 and 15.2 ms, 16 (7 million) 12.8 and 14.7, 32 (14 million) 20.5 and 18.2, 64 25.8 and 22.7,
+# 128 49.3 and 41.5; of processor time two always take a quarter more. Four layers of width 128 took, on two
+# busy cores, 1.0 and 2.4 ms for 8 tokens, 2.2 and 3.1 for 64.
 # All or one: OpenMP ends threads that a smaller team does without, and makes them anew for the next.
-_LEAST_PRODUCT: Final = 20_000_000
+_LEAST_PRODUCT: Final = 10_000_000
 
 
 @contextmanager
