@@ -238,20 +238,29 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -
     for add_to in (_add_build, _add_export, _add_inspect):
         add_to(commands)
     options = parser.parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, _end)
+    told: list[int] = []
+
+    def end(number: int, _: object) -> NoReturn:
+        told.append(number)
+        raise SystemExit(128 + number)
+
+    ending = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        ending.append(signal.SIGINT)
+    before = {number: signal.signal(number, end) for number in ending}
     try:
         options.run(options)
-    except (TesseraError, OSError) as error:
+    except Exception as error:
+        if told:
+            # Compiled code that is interrupted may raise another error in place of the handler's.
+            raise SystemExit(128 + told[0]) from None
+        if not isinstance(error, (TesseraError, OSError)):
+            raise
         complain(f"{prog}: {error}")
         raise SystemExit(1) from error
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
