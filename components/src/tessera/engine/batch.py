@@ -24,7 +24,7 @@ Values: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int32]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 
-_NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
+_NONE: Ids = np.empty(0, np.int32)
 
 
 Cost = Callable[[int, int, int], int]
@@ -154,7 +154,7 @@ class TextBatch:
         return list(dict.fromkeys(name for names in self.asked for name in names or ("",)))
 
 
-def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int64]:
+def output_bounds(batch: TextBatch, output: Output) -> Bounds:
     """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
     if output.kind is OutputKind.TOKENS and output.most is None:
         return batch.cu_seqlens.astype(np.int64)
