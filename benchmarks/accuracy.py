@@ -18,7 +18,7 @@ LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
 def texts(model: Model) -> list[PackedInput]:
     random = np.random.default_rng(0)
-    return [text_input(model, words(model, length, random)) for length in LENGTHS]
+    return [text_input(model, words(model, length, random)) for length in LENGTHS if length <= model.max_tokens]
 
 
 def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Size) -> float:
@@ -29,7 +29,7 @@ def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Si
     device, inputs = placement.device, texts(model)
     width = model.output.width
     rows = torch.empty(0, width, device=device)
-    if model.vision is not None:
+    if model.vision is not None and not model.vision.gives_output:
         plan = model.plan(*size, param="image")
         noise = np.random.default_rng(1).standard_normal((plan.rows, model.vision.row_width), np.float32)
         # The size of an embedding's numbers, so that an image is not all that a layer sees.

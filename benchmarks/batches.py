@@ -26,7 +26,7 @@ Size = tuple[int, int]
 class Workload:
     """``items`` inputs in one text batch, each of ``tokens`` tokens or of an image and a few words.
 
-    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens.
+    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens or the longest input's.
     """
 
     name: str
@@ -50,14 +50,16 @@ SMALL, SMALL_PAGE = (64, 48), (150, 200)
 
 def workloads(model: Model, *, budget: int, small: bool) -> list[Workload]:
     """What fits into ``budget`` tokens; with ``small`` the shapes of a test."""
-    lengths = [16] if small else [1024, 128, 32]
+    lengths = [16] if small else [1024, 512, 128, 32]
     found = [
         Workload(name=f"text, {length} tokens", tokens=length, items=4 if small else max(1, budget // length))
         for length in lengths
+        if length <= model.max_tokens
     ]
     if not small:
-        found.append(Workload(name="text, 9 to 1024 tokens", tokens=-1))
-    if model.vision is None:
+        longest = min(1024, model.max_tokens)
+        found.append(Workload(name=f"text, 9 to {longest} tokens", tokens=-1))
+    if model.vision is None or model.vision.gives_output:
         return found
     for name, size in _named(small):
         length = len(image_tokens(model, model.plan(*size, param="image")))
@@ -171,7 +173,8 @@ def text_batch(
     if workload.tokens < 0:
         lengths = []
         while sum(lengths) < budget:
-            lengths.append(min(int(random.integers(9, 1025)), budget - sum(lengths)))
+            longest = min(1024, model.max_tokens)
+            lengths.append(min(int(random.integers(9, longest + 1)), budget - sum(lengths)))
     return pack([text_input(model, words(model, length, random)) for length in lengths])
 
 

@@ -144,22 +144,29 @@ class Benchmark:
     def run_latency(self, sizes: Sequence[Size]) -> None:
         """Single requests, one after the other."""
         found = [Workload(name="latency, text 32 tokens", tokens=32)]
+        alone = self.model.vision is not None and self.model.vision.gives_output
         if self.vision is not None:
             found += [
-                Workload(name=f"latency, image {size[0]}x{size[1]} + text", size=size) for size in sizes
+                Workload(
+                    name=f"latency, image {size[0]}x{size[1]}" + (" + text" if not alone else ""), size=size
+                )
+                for size in sizes
             ]
         for workload in found:
             images, rows = None, None
             if workload.size is not None:
                 images = vision_batch(self.model, (workload.size,), seed=0)
                 rows = self.engines.rows(images.plans[0].rows)
-            batch = text_batch(self.model, workload, rows, seed=1)
+            text = None
+            if workload.size is None or not alone:
+                text = text_batch(self.model, workload, rows, seed=1)
             times = []
             for _ in range(30):
                 started = time.perf_counter()
                 if images is not None and rows is not None and self.vision is not None:
                     self.vision.launch(images, [rows]).result()
-                self.text.launch(batch).result()
+                if text is not None:
+                    self.text.launch(text).result()
                 times.append(time.perf_counter() - started)
             self._add(workload.name, 1, Taken(statistics.median(times[10:]), 0.0, 0.0))
 

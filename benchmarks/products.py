@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from tessera.models import Model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tessera.models.tower import TowerModel
+from tessera.models.two_towers.model import TwoTowers
 from tessera.nn.forms.choice import form_for
 from tessera.nn.spec import LayerSpec
 
@@ -120,6 +121,13 @@ def vision_tower(model: Model) -> Tower:
             layer,
             config.layers,
             others=(patch, *merger * (1 + len(config.deepstack))),
+        )
+    if isinstance(model, TwoTowers):
+        towers = model.config
+        return replace(
+            Tower.of(towers.layer, towers.layers, others=((towers.patch_features, towers.layer.hidden, 1),)),
+            rows=model.patches,
+            sequence=model.patches,
         )
     assert isinstance(model, LlamaNemotronVL), model.family
     vision, width, join = model.config.vision, model.text.layer.hidden, model.config.projector.factor**2
