@@ -26,7 +26,7 @@ Size = tuple[int, int]
 class Workload:
     """``items`` inputs in one text batch, each of ``tokens`` tokens or of an image and a few words.
 
-    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens or the longest input's.
+    With ``tokens`` -1 there are as many as the budget has room for, of 9 tokens to 1024 or the longest input.
     """
 
     name: str
@@ -138,7 +138,9 @@ def scored_tokens(model: Model, query: str, document: Part) -> Int32Array:
 
 
 def workload_tokens(model: Model, workload: HttpWorkload) -> int:
-    """The tokens of one of the workload's inputs, as the text engine reads it."""
+    """The tokens of one of the workload's inputs, as the text engine reads it; 0 of an image alone."""
+    if workload.alone:
+        return 0
     if workload.size is not None:
         return len(image_tokens(model, model.plan(*workload.size, param="image")))
     if not workload.query:

@@ -37,6 +37,7 @@ from benchmarks.batches import (
     workloads,
 )
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
+from benchmarks.kernels import kernels
 from benchmarks.products import Tower, attention, chain, sustained, text_tower, vision_tower
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
@@ -100,12 +101,13 @@ class Engines:
 class Benchmark:
     """The rows measured so far of both engines of one checkpoint."""
 
-    def __init__(self, engines: Engines, *, tokens: int, duration: float) -> None:
+    def __init__(self, engines: Engines, *, tokens: int, duration: float, profiles: bool = False) -> None:
         self.engines = engines
         self.model, self.placement = engines.model, engines.placement
         self.text, self.vision = engines.text, engines.vision
         self.tokens = tokens
         self.duration = duration
+        self.profiles = profiles
         self.table: list[tuple[str, ...]] = []
         self._images: dict[Size, Taken] = {}
 
@@ -119,6 +121,7 @@ class Benchmark:
             lambda: vision.launch(batch, out), vision.depth, vision_tower(self.model), batch.units
         )
         self._add(images.name, len(images.sizes), taken)
+        self._profile(lambda: vision.launch(batch, out))
         if len(set(images.sizes)) == 1:
             # The largest batch comes last and stays.
             self._images[images.sizes[0]] = taken.over(len(images.sizes))
@@ -132,6 +135,7 @@ class Benchmark:
             lambda: self.text.launch(batch), self.text.depth, text_tower(self.model), batch.lengths
         )
         self._add(workload.name + (", text stage" if rows is not None else ""), items, taken)
+        self._profile(lambda: self.text.launch(batch))
         if workload.size is not None and workload.size in self._images:
             image = self._images[workload.size]
             both = Taken(
@@ -169,6 +173,12 @@ class Benchmark:
                     self.text.launch(text).result()
                 times.append(time.perf_counter() - started)
             self._add(workload.name, 1, Taken(statistics.median(times[10:]), 0.0, 0.0))
+
+    def _profile(self, launch: Callable[[], Launched[object]]) -> None:
+        if not self.profiles:
+            return
+        for name, milliseconds, share in kernels(launch):
+            print(f"    {milliseconds:8.3f} ms  {share:5.1f} %  {name}", flush=True)
 
     def _turns(
         self, launch: Callable[[], Launched[object]], depth: int, tower: Tower, sizes: Sequence[int]
@@ -233,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only", nargs="*", default=[], metavar="TEXT", help="rows whose name has one of these"
     )
     parser.add_argument("--out", type=Path, help="a directory for engine.csv")
+    parser.add_argument("--profile", action="store_true", help="the kernels of each row, on a card")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with float32")
     parser.add_argument("--no-rates", action="store_true", help="skip the timed rows")
     options = parser.parse_args(argv)
@@ -265,7 +276,8 @@ def _run(model: Model, options: argparse.Namespace) -> None:
         text, vision = _open(stages.text, text), _open(stages.vision, vision)
         options.tokens, options.units = text.max_batch_cost, vision.max_batch_cost
     engines = Engines(model, text=text, vision=vision)
-    benchmark = Benchmark(engines, tokens=text.max_batch_cost, duration=options.seconds)
+    profiles = options.profile and torch.cuda.is_available()
+    benchmark = Benchmark(engines, tokens=text.max_batch_cost, duration=options.seconds, profiles=profiles)
     if not options.no_rates:
         _measure(benchmark, options, small)
     if not options.no_check:

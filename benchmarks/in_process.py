@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,11 @@ def sustained(
 ) -> dict[tuple[str, int], Sustained]:
     """Each row for ``seconds`` after ``warm`` seconds of the same, with the engines that ``engine`` sets.
 
-    Runs in a process of its own, so that nothing of it stays on the card. Rows that mix texts and images
-    are left out. Raises ``RuntimeError`` when the process takes more than ``limit`` seconds.
+    Runs in a process of its own, so that nothing of it stays on the card. Rows that mix texts and images, or
+    that leave the engines nothing to do, are left out. Raises ``RuntimeError`` when the process takes more
+    than ``limit`` seconds.
     """
-    wanted = [row for row in rows if not row[0].text_share]
+    wanted = [row for row in rows if not row[0].text_share and (row[0].fresh or not row[0].alone)]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         arguments = (model_path, dict(engine), wanted, warm, seconds)
         try:
@@ -96,6 +98,7 @@ class _Feed:
         at_once = loop * workload.inputs
         length = workload_tokens(model, workload)
         rows = None
+        self._texts = None
         self._images = 0
         if size is not None:
             plan = model.plan(*size, param="image")
@@ -104,6 +107,9 @@ class _Feed:
                 self._images = max(1, min(at_once, units // plan.units))
                 self._pixels = vision_batch(model, (size,) * self._images, seed=0)
                 self._out = [engines.rows(plan.rows) for _ in range(self._images)]
+        if not length:
+            self._items = self._images or at_once
+            return
         self._items = max(1, min(at_once, tokens // length))
         batch = Workload(name=workload.name, tokens=length, size=size, items=self._items)
         self._texts = text_batch(model, batch, rows, seed=1)
@@ -116,7 +122,7 @@ class _Feed:
             started = time.perf_counter()
             for _ in range(-(-self._inputs // self._images) if self._images else 0):
                 self._vision().result()
-            for _ in range(-(-self._inputs // self._items)):
+            for _ in range(-(-self._inputs // self._items) if self._texts else 0):
                 self._engines.text.launch(self._texts).result()
             times.append(time.perf_counter() - started)
         return times
@@ -139,7 +145,8 @@ class _Feed:
                 launch("vision", vision.depth, self._vision)
                 encoded += self._images
             encoded -= self._items if self._images else 0
-            launch("text", text.depth, lambda: text.launch(self._texts))
+            if self._texts is not None:
+                launch("text", text.depth, partial(text.launch, self._texts))
             done += self._items
         for launched in (*waiting["vision"], *waiting["text"]):
             launched.result()

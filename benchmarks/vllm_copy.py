@@ -1,10 +1,10 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``llama_nemotron_vl``, ``llama_nemotron_rerank`` and
-encoders. The weights are linked; what vLLM wants otherwise, in configuration, tokenizer and processor, is
-written, and a chat template makes the prompts of Tessera. Clients send texts as ``messages``, too, so that
-both servers read the same tokens. An encoder's prompt is the text alone: its files stay as they are, and
-there is no template. ``python -m benchmarks.peer --vllm`` does all of it.
+For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``llama_nemotron_vl``, ``llama_nemotron_rerank``, encoders
+and two towers. The weights are linked; what vLLM wants otherwise, in configuration, tokenizer and processor,
+is written, and a chat template makes the prompts of Tessera. Clients send texts as ``messages``, too, so that
+both servers read the same tokens. The prompt of an encoder or a tower is the text alone: its files stay as
+they are, and there is no template. ``python -m benchmarks.peer --vllm`` does all of it.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ def is_chat(copy: Path) -> bool:
 
 def serve_flags(family: str, copy: Path) -> list[str]:
     """Flags of ``vllm serve`` for a copy: the same work as Tessera's, and no answer kept."""
-    longest = min(_CONTEXT, open_model(copy).max_tokens) if family in _ENCODERS else _CONTEXT
-    flags = ["--runner", "pooling", "--dtype", "bfloat16", "--max-model-len", str(longest)]
+    flags = ["--runner", "pooling", "--dtype", "bfloat16"]
+    if family not in _TOWERS:
+        longest = min(_CONTEXT, open_model(copy).max_tokens) if family in _ENCODERS else _CONTEXT
+        flags += ["--max-model-len", str(longest)]
     flags += ["--no-enable-prefix-caching", "--max-num-batched-tokens", "16384", "--max-num-seqs", "512"]
     if is_chat(copy):
         flags += ["--chat-template", str(copy / _TEMPLATE_FILE)]
@@ -138,7 +140,7 @@ def _rerank(source: Path, target: Path) -> str:
     return _PAIR_TEMPLATE
 
 
-def _encoder(source: Path, target: Path) -> None:
+def _as_it_is(source: Path, target: Path) -> None:
     config = _read(source / "config.json")
     config.pop("tessera_checkpoint", None)
     _write(target / "config.json", config)
@@ -219,8 +221,9 @@ _QWEN: Final = "qwen3_vl_embedding"
 _QWEN_RERANK: Final = "qwen3_vl_rerank"
 _LLAMA: Final = "llama_nemotron_vl"
 _ENCODERS: Final = ("bert", "xlm_roberta")
+_TOWERS: Final = ("clip", "siglip")
 _WRITERS: Final[dict[str, Callable[[Path, Path], str | None]]] = {
-    **dict.fromkeys(_ENCODERS, _encoder),
+    **dict.fromkeys((*_ENCODERS, *_TOWERS), _as_it_is),
     _QWEN: _qwen,
     _QWEN_RERANK: _qwen_rerank,
     _LLAMA: _llama,

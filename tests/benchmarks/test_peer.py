@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.in_process import sustained
 
 from benchmarks import peer
+from tessera_tools.load.bodies import WORKLOADS, Bodies
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.towers import SIGLIP_TINY
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
 from tests.figure import figure
@@ -103,3 +110,16 @@ def test_time_that_is_left_bounds_the_parts(
     more = ["--vllm", str(tmp_path), "--parts", "engine", "--limit", "5", "--seconds", "60"]
     assert peer.main(arguments(checkpoint, tmp_path, *more, "--workloads", "text-32@1")) == 1
     assert "too few for the engines" in capsys.readouterr().out
+
+
+def test_two_towers_embed_images_without_a_text(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", SIGLIP_TINY)
+    (body, *_) = islice(Bodies(WORKLOADS["image"], CheckpointWords(tmp_path / "model"), "m", seed=0), 1)
+    (message,) = json.loads(body.data)["messages"]
+    assert [part["type"] for part in message["content"]] == ["image_url"]
+    asked = [("image", 1), ("image", 8), ("image-again", 8), ("text-32", 1)]
+    rows = [(WORKLOADS[name], loop) for name, loop in asked]
+    found = sustained(tmp_path / "model", {}, rows, warm=0.1, seconds=0.1)
+    # Images that come again are no work for an engine.
+    assert set(found) == {("image", 1), ("image", 8), ("text-32", 1)}
+    assert all(each.rate > 0 for each in found.values())

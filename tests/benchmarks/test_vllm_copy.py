@@ -15,6 +15,7 @@ from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, EncoderSpec
 from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.towers import CLIP_TINY
 
 
 # What the template writes for an image, and what vLLM's processor makes of it around the placeholders.
@@ -66,6 +67,14 @@ def test_texts_of_encoders_become_the_same_tokens(tmp_path: Path, spec: EncoderS
     flags = serve_flags(model.family, target)
     assert flags[flags.index("--max-model-len") + 1] == str(model.max_tokens)
     assert "--chat-template" not in flags
+
+
+def test_two_towers_stay_as_they_are(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "copy"
+    write_checkpoint(source, CLIP_TINY)
+    assert main([str(source), str(target)]) == 0 and not is_chat(target)
+    model = open_model(target)
+    assert model.family == "clip" and "--max-model-len" not in serve_flags(model.family, target)
 
 
 @pytest.mark.parametrize("spec", [llama_rerank.TINY, VL_RERANK_TINY], ids=["llama", "qwen"])

@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tessera.nn.forms.plain import activation_function
+
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
@@ -48,8 +50,8 @@ def expected_attention(
 
 # lengths around the tile of 128 rows, which is 128, 64 or 32 tokens, and around the keys of one step
 LENGTHS = [[1], [64], [65, 63, 1, 2], [31, 32, 33, 127, 128, 129], [700, 3, 600], [1, 1500]]
-# heads, key heads, width: Llama Nemotron, Qwen3 text, its ViT
-HEADS = [(8, 2, 64), (4, 2, 128), (3, 3, 64), (5, 1, 32)]
+# heads, key heads, width: Llama Nemotron, Qwen3 text, its ViT, SigLIP
+HEADS = [(8, 2, 64), (4, 2, 128), (3, 3, 64), (5, 1, 32), (3, 3, 72)]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -153,3 +155,22 @@ def test_normalised_patches(features: int) -> None:
     mean, std = (torch.rand(features, generator=generator).to(DEVICE) + 0.2 for _ in range(2))
     found = normalised_rows(pixels, mean, std, dtype=DTYPE)
     torch.testing.assert_close(found.float(), (pixels.float() / 255 - mean) / std, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
+def test_an_activation_behind_a_product(activation: str) -> None:
+    """Exact to bfloat16's rounding, in the tails as well, where the tanh form of GELU differs by more."""
+    from tessera.nn.kernels import gemm
+
+    rows, weight = torch.zeros(4096, 64, device=DEVICE), torch.zeros(256, 64, device=DEVICE)
+    rows[:, 0], weight[:, 0] = torch.linspace(-4, 4, 4096, device=DEVICE), 1.0
+    rows, weight = rows.to(torch.bfloat16), weight.to(torch.bfloat16)
+    if not gemm.serves(weight):
+        pytest.skip("needs quack-kernels and a Hopper card")
+    bias = torch.linspace(-0.1, 0.1, 256, device=DEVICE)
+    found = gemm.activated(rows, weight, bias, activation).float()
+    given = rows[:, :1].double() + bias.double()
+    expected = activation_function(activation)(given).float()
+    torch.testing.assert_close(found, expected, rtol=6e-3, atol=1e-6)
+    other = activation_function("gelu_new" if activation == "gelu" else "gelu")(given).float()
+    assert not torch.allclose(found, other, rtol=6e-3, atol=1e-6)

@@ -17,7 +17,7 @@ from tessera_tools.load.words import Words
 _START_OF_IMAGE = b"\xff\xd8"
 
 IMAGE_TEXT = "a page"
-"""What every image comes with."""
+"""What every image comes with that is not alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class HttpWorkload:
 
     With ``query``, a text of so many tokens, the inputs are documents that are scored for it: texts, or as
     many images.
+    An image that is ``alone`` has no text beside it, for models that embed either.
     ``fresh`` images are never the same twice; others come from a fixed set that a cache can hold.
     ``text_share`` of the requests are texts of ``tokens`` tokens without an image; with ``always_image`` they
     carry a blank one that no cache has seen, as if the encoder ran for every request.
@@ -36,6 +37,7 @@ class HttpWorkload:
     inputs: int = 1
     size: tuple[int, int] | None = None
     fresh: bool = True
+    alone: bool = False
     text_share: float = 0.0
     always_image: bool = False
     query: int = 0
@@ -69,8 +71,11 @@ BY_NAME = _by_name(
     HttpWorkload(name="text-500", tokens=500),
     HttpWorkload(name="text-128x64", tokens=128, inputs=64),
     HttpWorkload(name="text-500x64", tokens=500, inputs=64),
+    HttpWorkload(name="image", size=(512, 512), alone=True),
+    HttpWorkload(name="image-again", size=(512, 512), alone=True, fresh=False),
 )
-"""For embedders of at most 512 tokens, special ones included; measured where they are asked for alone."""
+"""For embedders of at most 512 tokens, special ones included, or of two towers; measured where they are asked
+for alone."""
 
 WORKLOADS = EMBEDDING | SCORING | BY_NAME
 
@@ -134,12 +139,15 @@ class Bodies:
         key = count % (len(self._images) * 8)
         picture = self._images[key % len(self._images)]
         mark = f"{self._seed}.{count if self._workload.fresh else key}"
-        return self._body(_marked(picture, mark), IMAGE_TEXT, -1 - key % len(self._images))
+        text = "" if self._workload.alone else IMAGE_TEXT
+        return self._body(_marked(picture, mark), text, -1 - key % len(self._images))
 
     def _body(self, image: bytes, text: str, key: int) -> Body:
         """In vLLM's form, which it and this service take alike."""
         url = b"data:image/jpeg;base64," + base64.b64encode(image)
-        parts = [{"type": "image_url", "image_url": {"url": "@"}}, {"type": "text", "text": text}]
+        parts: list[object] = [{"type": "image_url", "image_url": {"url": "@"}}]
+        if text:
+            parts.append({"type": "text", "text": text})
         head, tail = self._envelope(messages=[{"role": "user", "content": parts}])
         return Body(head + url + tail, key, 1)
 

@@ -75,6 +75,8 @@ def _of_checkpoint(path: Path) -> list[str]:
     )
     some = random.Random(0).sample(words, min(len(words), _MOST)) + list(_LETTERS)
     before = _count(model, "a")
+    if _count(model, "a b") == before:  # every prompt is padded to one length
+        return some
     return [word for word in some if _count(model, f"a {word}") == before + 1]
 
 

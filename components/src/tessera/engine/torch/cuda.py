@@ -97,6 +97,7 @@ class CudaText(_CudaStage):
         self._output: Output = model.output
         self._row_width = model.vision.row_width if model.vision else 0
         self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
+        self._longest = model.max_tokens
 
     def launch_named(
         self, batch: TextBatch, module: NamingModule, outputs: Mapping[str, Output]
@@ -139,7 +140,9 @@ class CudaText(_CudaStage):
 
     def launch(self, batch: TextBatch) -> Launched[Rows]:
         graphs, compute, output = self._graphs, self._module, self._output
-        if graphs is not None and not graphs.fits(len(batch.input_ids), len(batch.lengths)):
+        if graphs is not None and not (
+            graphs.fits(len(batch.input_ids), len(batch.lengths)) and max(batch.lengths) <= self._longest
+        ):
             graphs = None
         bounds = batch.cu_seqlens if graphs is None else graphs.bounds(batch.cu_seqlens)
         with torch.inference_mode():
@@ -174,7 +177,7 @@ class CudaText(_CudaStage):
         rows = self._placement.rows(0, self._row_width)
         return Graphs(
             lambda embedded, positions, cu_seqlens: module.pooled(
-                embedded, positions, cu_seqlens, (positions.shape[1],)
+                embedded, positions, cu_seqlens, (min(positions.shape[1], self._longest),)
             ),
             tuple(
                 embedded.new_zeros(sizes[-1], *embedded.shape[1:])

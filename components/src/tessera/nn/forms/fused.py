@@ -58,12 +58,12 @@ class Fused(Form):
 
     def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
         given = tensor(rows_in)
-        if activation not in GELU_TANH or linear.bias is None:
-            return activation_function(activation)(functional.linear(given, linear.weight, linear.bias))
         if linear.float_bias is not None and len(given) >= gemm.LEAST_ROWS:
-            return gemm.gelu_tanh(given, linear.weight, linear.float_bias)
-        # The product applies it on its way out: 0.53 ms instead of 0.48 and 0.19 at 32 tiles.
-        return torch._addmm_activation(linear.bias, given, linear.weight.t(), use_gelu=True)
+            return gemm.activated(given, linear.weight, linear.float_bias, activation)
+        if activation in GELU_TANH and linear.bias is not None:
+            # The product applies it on its way out: 0.53 ms instead of 0.48 and 0.19 at 32 tiles.
+            return torch._addmm_activation(linear.bias, given, linear.weight.t(), use_gelu=True)
+        return activation_function(activation)(functional.linear(given, linear.weight, linear.bias))
 
     def gated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
         given = tensor(rows_in)
@@ -134,7 +134,8 @@ FUSED = Fused()
 class FusedPacked(Packed):
     """Attention by FlashAttention 4 where sequences are known to be long, else by a kernel of our own.
 
-    While a graph is recorded, the bounds have room for more sequences than there are ``lengths``.
+    While a graph is recorded, the bounds have room for more sequences than there are ``lengths``, of which
+    the only one bounds the longest.
     """
 
     __slots__ = ("_typical",)
@@ -148,9 +149,10 @@ class FusedPacked(Packed):
         width = q.shape[2]
         if self._typical >= flash.least(width) and flash.serves(q):
             return flash.flash_attention(q, k, v, self.cu_seqlens, causal=causal)
-        if not kernel.supports(width):
+        longest = max(self.lengths)
+        if not (kernel.supports(width) or kernel.pads(width, longest)):
             return super().attend(q, k, v, causal=causal)
-        return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), causal=causal)
+        return kernel.packed_attention(q, k, v, self.cu_seqlens, longest, causal=causal)
 
     def mean(self, rows_in: torch.Tensor) -> torch.Tensor:
         return mean.segment_mean(rows_in, self.cu_seqlens)

@@ -33,7 +33,7 @@ def packed_attention(
     shared = k.shape[1]
     group = heads // shared
     sequences = cu_seqlens.shape[0] - 1
-    rows, keys = tiling(width, 1 << 30)
+    rows, keys = tiling(width, group, 1 << 30)
     out = torch.empty_like(q)
     wrap_triton(attend)[(total * group // rows + sequences, shared, 1)](
         q,
@@ -48,6 +48,7 @@ def packed_attention(
         sequences,
         GROUP=group,
         WIDTH=width,
+        COLUMNS=triton.next_power_of_2(width),
         ROWS=rows,
         KEYS=keys,
         SEARCH=search,

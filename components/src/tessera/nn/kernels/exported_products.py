@@ -59,10 +59,10 @@ def gated_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @_operator(_columns)
 def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``gemm.gelu_tanh``."""
+    """``gemm.activated`` by GELU in its tanh form."""
     if len(rows) < gemm.LEAST_ROWS:
         return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
-    return gemm.gelu_tanh(rows.contiguous(), weight, bias.float())
+    return gemm.activated(rows.contiguous(), weight, bias.float(), "gelu_pytorch_tanh")
 
 
 @_operator(_columns)

@@ -17,6 +17,8 @@ Where this loses (long inner dimensions, few rows) callers keep cuBLAS.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from tessera.nn.kernels import hopper
@@ -33,6 +35,16 @@ _LONG, _EVEN = 2048, 256
 
 # From this many rows on, tiles of 192 columns beat tiles of 128.
 _WIDE_ROWS = 2048
+
+# The library's names.
+_ACTIVATIONS: Final[dict[str, str]] = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu_tanh_approx",
+    "gelu_pytorch_tanh": "gelu_tanh_approx",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 def serves(weight: torch.Tensor) -> bool:
@@ -54,12 +66,13 @@ def gated(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return activated(rows, weight, None, "swiglu", out, wide=len(rows) >= _WIDE_ROWS)
 
 
-def gelu_tanh(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``gelu(rows @ weight.T + bias)`` in the tanh form; ``bias`` is float32."""
-    from tessera.nn.kernels.gemm_epilogues import activated
+def activated(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activation, by its name in configurations, of ``rows @ weight.T + bias``; ``bias`` is float32."""
+    from tessera.nn.kernels import gemm_epilogues
 
     out = torch.empty(rows.shape[0], weight.shape[0], dtype=rows.dtype, device=rows.device)
-    return activated(rows, weight, bias, "gelu_tanh_approx", out, wide=len(rows) >= _WIDE_ROWS)
+    name, wide = _ACTIVATIONS[activation], len(rows) >= _WIDE_ROWS
+    return gemm_epilogues.activated(rows, weight, bias, name, out, wide=wide)
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
