@@ -26,6 +26,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 METHODS = tuple(service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name)
 OPEN = ("ServerLive", "ServerReady")
 KEY = (("authorization", "Bearer sk-kserve-0123456789"),)
+OTHER = (("authorization", "Bearer sk-kserve-9876543210"),)
 WRONG = (("authorization", "Bearer wrongwrong"),)
 MESSAGE_BYTES = 60 << 20
 CALLS = 24
@@ -45,10 +46,10 @@ class Running:
 @pytest.fixture(scope="module")
 def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("grpc")
-    (folder / "keys").write_text("sk-kserve-0123456789 mine\n")
+    (folder / "keys").write_text("sk-kserve-0123456789 mine\nsk-kserve-9876543210 other\n")
     (port,) = free_ports(1)
     flags = ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
-    flags += ("--request-timeout-seconds", "10")
+    flags += ("--request-timeout-seconds", "10", "--max-in-flight", "32")
     with frontend_process(checkpoint, folder, *flags) as alone:
         yield Running(alone, port)
 
@@ -109,6 +110,44 @@ async def test_streams_that_say_nothing_leave_turns_to_others(running: Running) 
             stream.cancel()
 
 
+async def test_open_streams_of_a_key_leave_calls_to_others(running: Running) -> None:
+    """Of 32 requests, 1,024 that wait and 256 more a key has four fifths, whatever its streams say."""
+    async with running.channel() as channel, running.channel() as others:
+        open_stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+        streams = []
+        # Of a thousand at once gRPC cancels some that are refused, and their message is lost.
+        for _ in range(24):
+            streams += [open_stream(metadata=KEY) for _ in range(50)]
+            await asyncio.sleep(0.05)
+        ended = [asyncio.ensure_future(outcome(stream)) for stream in streams]
+        # The last of them are refused, which means that all of the others are open.
+        done: set[asyncio.Future[tuple[grpc.StatusCode, str]]] = set()
+        while len(done) < 1_200 - (32 + 1_024 + 256) * 4 // 5:
+            done, _ = await asyncio.wait(ended, timeout=1)
+        refused = [one.result() for one in ended if one.done()]
+        assert {code for code, _ in refused} == {grpc.StatusCode.UNAVAILABLE}
+        assert all("this API key's share of the number of open calls is used" in why for _, why in refused)
+        asked = service_pb2.RepositoryIndexRequest().SerializeToString()
+        index = others.unary_unary(f"{SERVICE}RepositoryIndex")
+        assert await index(asked, metadata=OTHER, timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await index(asked, metadata=KEY, timeout=30)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+    # Everything was given back.
+    async with running.channel() as channel:
+        index = channel.unary_unary(f"{SERVICE}RepositoryIndex")
+        end = time.monotonic() + 30
+        while True:
+            try:
+                assert await index(asked, metadata=KEY, timeout=30)
+                return
+            except grpc.aio.AioRpcError:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.1)
+
+
 async def test_calls_with_a_key_are_answered_as_ever(running: Running) -> None:
     async with running.channel() as channel:
         large = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(65 << 20)])
@@ -142,6 +181,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for_without_end(runnin
 
 async def test_calls_that_end_within_their_message_leave_no_error(running: Running) -> None:
     raw = pb.ModelInferRequest(raw_input_contents=[bytes(8 << 20)]).SerializeToString()
+    before = running.alone.log.read_text()
     for number in range(60):
         async with running.channel() as channel:
             call = channel.unary_unary(f"{SERVICE}ModelInfer")(raw, metadata=KEY if number % 2 else ())
@@ -149,7 +189,7 @@ async def test_calls_that_end_within_their_message_leave_no_error(running: Runni
             call.cancel()
     async with running.channel() as channel:
         await channel.unary_unary(f"{SERVICE}ServerMetadata")(b"", metadata=KEY)
-    log = running.alone.log.read_text()
+    log = running.alone.log.read_text()[len(before) :]
     assert "Traceback" not in log and " ERROR " not in log
 
 

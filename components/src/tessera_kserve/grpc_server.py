@@ -27,9 +27,11 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from tessera import tracing
+from tessera.budgets import Budget
 from tessera.errors import (
     ConfigError,
     InvalidInput,
+    Overloaded,
     RequestCancelled,
     RequestTimeout,
     TesseraError,
@@ -243,6 +245,9 @@ class GrpcServer:
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
         self._receiver = Receiver(limits.max_body_bytes)
+        most = limits.max_in_flight + MOST_WAITING + _SPARE_CALLS
+        # A stream is one however many of its messages are under way, and one that is silent is one, too.
+        self._calls = Budget(lambda: most)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
@@ -252,7 +257,7 @@ class GrpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
             # Beyond it gRPC refuses unread, with RESOURCE_EXHAUSTED.
-            maximum_concurrent_rpcs=limits.max_in_flight + MOST_WAITING + _SPARE_CALLS,
+            maximum_concurrent_rpcs=most,
         )
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(self._unary(name, answer))
@@ -423,7 +428,7 @@ class GrpcServer:
             with self._serving(name, context) as exchange:
                 try:
                     self._open(name, exchange)
-                    with own_cancellation():
+                    with self._counted(exchange.client), own_cancellation():
                         if name in _OPEN:
                             await skip_message(context)
                             return serialized(await answer(b"", context, exchange))
@@ -453,10 +458,15 @@ class GrpcServer:
         whole = self._exchange(_STREAM, context, context.invocation_metadata() or ())
         try:
             self._open(_STREAM, whole)
-        except _Refused as refused:
+            with self._counted(whole.client):
+                async for answer in self._answers(context, whole):
+                    yield answer
+        except (_Refused, Overloaded) as refused:
             with self._serving(_STREAM, context) as exchange:
                 failure = self._failed(refused, exchange)
             await _abort(context, failure)
+
+    async def _answers(self, context: Context, whole: Exchange) -> AsyncIterator[bytes]:
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
         # All that have begun: one may wait for its place in the queue.
         begun: set[asyncio.Task[bytes]] = set()
@@ -519,6 +529,18 @@ class GrpcServer:
                 exchange.key = exchange.client = key
             elif name not in _OPEN:
                 raise _Refused
+
+    @contextmanager
+    def _counted(self, client: str) -> Iterator[None]:
+        """Count a call that is open; raises ``Overloaded`` where its client has its share of them."""
+        if not self._calls.admits(client, 1):
+            why = self._calls.refusal(client, 1, whole="the number of open calls", unit="calls")
+            raise Overloaded(why, retry_after=1.0)
+        self._calls.take(client, 1)
+        try:
+            yield
+        finally:
+            self._calls.give(client, 1)
 
     def _failed(self, error: Exception, exchange: Exchange) -> Failure:
         if isinstance(error, _Refused):
