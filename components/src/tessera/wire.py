@@ -28,7 +28,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 11
+VERSION: Final = 12
 
 M = TypeVar("M")
 
@@ -153,21 +153,27 @@ class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
     ``param`` names the input in the client's request, for errors. ``query`` is the number of the one of the
-    request's queries that its rows are compared with.
+    request's queries that its rows are compared with. ``chunks``, int32 little-endian ``[chunks + 1]``, bounds
+    the chunks of its tokens where a row is asked for each.
     """
 
     tokens: bytes
     images: tuple[Image | Embeddings, ...] = ()
     param: str
     query: int = 0
+    chunks: bytes = b""
 
     @property
     def token_count(self) -> int:
         return len(self.tokens) // 4
 
     @property
+    def chunk_count(self) -> int:
+        return max(0, len(self.chunks) // 4 - 1)
+
+    @property
     def size(self) -> int:
-        return len(self.tokens) + sum([image.size for image in self.images])
+        return len(self.tokens) + len(self.chunks) + sum([image.size for image in self.images])
 
 
 class EmbedRequest(Message, frozen=True, kw_only=True):

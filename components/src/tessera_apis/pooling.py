@@ -73,6 +73,7 @@ _LEFT_OUT: Final = (
     "return_colbert_vecs",
     "return_tokens",
     "max_active_dims",
+    "late_chunking",
 )
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS.schema,

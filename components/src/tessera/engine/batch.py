@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Model, Output, OutputKind, Pixels
+from tessera.models.base import CHUNKS, Model, Output, OutputKind, Pixels
 from tessera.rows import Rows
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 
 _NONE: Ids = np.empty(0, np.int32)
+_START: Ids = np.zeros(1, np.int32)
 
 
 Cost = Callable[[int, int, int], int]
@@ -147,6 +148,7 @@ class TextBatch:
     vision: tuple[torch.Tensor, ...]
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
     asked: tuple[tuple[str, ...], ...] = ()  # [batch], names of outputs; () where all ask the default
+    chunks: tuple[npt.NDArray[np.int32], ...] = ()  # [batch], as in PackedInput; () where none has chunks
 
     @property
     def names(self) -> list[str]:
@@ -154,8 +156,30 @@ class TextBatch:
         return list(dict.fromkeys(name for names in self.asked for name in names or ("",)))
 
 
+def segments(batch: TextBatch) -> Ids:
+    """Return int32 ``[segments + 1]``, from 0: a batch cut at both ends of every chunk; none is empty.
+
+    What lies between the chunks of two inputs is a segment, too, so that segments bound each other.
+    """
+    if not batch.chunks:
+        return _NONE
+    return np.unique(np.concatenate((_START, *_packed_chunks(batch))))
+
+
+def _packed_chunks(batch: TextBatch) -> list[Ids]:
+    return [own + start for own, start in zip(batch.chunks, batch.cu_seqlens[:-1], strict=True)]
+
+
+def _chunk_rows(batch: TextBatch) -> npt.NDArray[np.intp]:
+    """Return which of the segments are chunks, in their order."""
+    firsts = np.concatenate([own[:-1] for own in _packed_chunks(batch)])
+    return np.searchsorted(segments(batch), firsts)
+
+
 def output_bounds(batch: TextBatch, output: Output) -> Bounds:
     """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
+    if output.name == CHUNKS:
+        return np.cumsum([0, *(max(0, len(own) - 1) for own in batch.chunks)], dtype=np.int64)
     if output.kind is OutputKind.TOKENS and output.most is None:
         return batch.cu_seqlens.astype(np.int64)
     if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
@@ -188,6 +212,8 @@ def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
 def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
     bounds = output_bounds(batch, output)
+    if output.name == CHUNKS:
+        computed = computed[_chunk_rows(batch)]
     if indices is not None:
         if output.kind is OutputKind.SPARSE:
             computed, indices = merged(computed, indices, bounds)
@@ -231,6 +257,8 @@ class PackedInput:
     asked: tuple[str, ...] = ()
     """The outputs that are asked for, in this order; none: the default."""
     vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
+    chunks: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
+    """int32 ``[chunks + 1]``, ascending: the bounds of its chunks in it; empty without any."""
 
 
 def pack(sequences: Sequence[PackedInput]) -> TextBatch:
@@ -252,6 +280,9 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
         vision_index=(np.concatenate([index for index, _ in with_vision]) if with_vision else _NONE),
         asked=tuple([sequence.asked for sequence in sequences])
         if any(sequence.asked for sequence in sequences)
+        else (),
+        chunks=tuple([sequence.chunks for sequence in sequences])
+        if any(len(sequence.chunks) for sequence in sequences)
         else (),
     )
 
@@ -284,6 +315,7 @@ def split(batch: TextBatch, count: int) -> list[TextBatch]:
             vision=batch.vision[images[piece] : images[piece + 1]],
             vision_index=batch.vision_index[rows[piece] : rows[piece + 1]] - bounds[first],
             asked=batch.asked[first:last],
+            chunks=batch.chunks[first:last],
         )
         for piece, (first, last) in enumerate(pairwise(cuts))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -22,6 +23,7 @@ from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
+    CHUNKS,
     Content,
     Empty,
     Feature,
@@ -53,7 +55,8 @@ class TowerModel:
 
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
-    the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
+    the tower: vectors of unit length, or scores as they are. ``cuts_chunks`` says whether the texts of a
+    prompt may be chunks. ``takes_instructions`` says
     whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared.
     ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
     family without images, and ``image_axes`` are the axes of vision rows before their width where they come
@@ -65,6 +68,7 @@ class TowerModel:
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
+    cuts_chunks: ClassVar[bool] = True
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
@@ -123,6 +127,14 @@ class TowerModel:
         """All outputs, the tower's own first; families with heads have further ones."""
         return (self.output,)
 
+    @cached_property
+    def chunks(self) -> Output | None:
+        """The output of chunks, where the mean of all tokens' states is all that a vector is made of."""
+        means = {self.text.pooling, *self.text.besides} == {"mean"}
+        if self.kind is not OutputKind.VECTOR or not means or not self.cuts_chunks:
+            return None
+        return replace(self.output, kind=OutputKind.TOKENS, name=CHUNKS)
+
     @property
     def vocab_size(self) -> int:
         return self.text.vocab_size
@@ -147,7 +159,9 @@ class TowerModel:
         if content.images and self.placeholder is None:
             self._refuse_image(param)
         segments = self.segments(content, param=param)
-        return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
+        return self._assembler.prompt(
+            segments, max_tokens=max_tokens, truncate=truncate, param=param, chunked=content.chunked
+        )
 
     @property
     def lacking(self) -> str:

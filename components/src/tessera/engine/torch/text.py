@@ -17,6 +17,7 @@ from tessera.engine.batch import (
     output_rows,
     packed_cost,
     rows_as_asked,
+    segments,
     split,
     zeros,
 )
@@ -124,7 +125,7 @@ class TorchTextEngine:
     def _named(self, module: NamingModule, batch: TextBatch) -> list[Rows]:
         names = batch.names
         with torch.inference_mode():
-            computed = module.named(names, *self._arguments(batch))
+            computed = module.named(names, *self._arguments(batch), torch.from_numpy(segments(batch)))
             outputs = {
                 name: output_rows(
                     rows.values.numpy(),

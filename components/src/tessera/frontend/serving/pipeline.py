@@ -26,6 +26,7 @@ from tessera.frontend.serving.prompts import Prompter
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
 from tessera.models.base import (
+    CHUNKS,
     Model,
     Output,
     OutputKind,
@@ -225,7 +226,12 @@ class Pipeline:
             raise errors[min(errors)]
         outputs = self.outputs_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        each = tuple([row_bounds(output, lengths) for output in outputs])
+        each = tuple(
+            [
+                row_bounds(output, lengths if output.name != CHUNKS else _chunk_counts(prompts))
+                for output in outputs
+            ]
+        )
         bounds = each[0] if len(each) == 1 else np.sum(each, axis=0)
         cost = Cost(
             tokens=sum(lengths),
@@ -427,9 +433,15 @@ def _scaled(rows: Rows, output: Output, *, normalize: bool) -> Rows:
     return replace(rows, values=(rows.values / np.maximum(norms, _EPSILON)[:, None]).astype(np.float32))
 
 
+def _chunk_counts(prompts: Sequence[Prompt | TesseraError]) -> list[int]:
+    chunks = [None if isinstance(prompt, TesseraError) else prompt.chunks for prompt in prompts]
+    return [0 if bounds is None else len(bounds) - 1 for bounds in chunks]
+
+
 def _item(entry: Input, prompt: Prompt, visions: Visions) -> wire.Item:
     return wire.Item(
         tokens=prompt.tokens.astype("<i4", copy=False).tobytes(),
         images=tuple(vision.payload for vision in visions),
         param=entry.param,
+        chunks=b"" if prompt.chunks is None else prompt.chunks.astype("<i4", copy=False).tobytes(),
     )

@@ -247,4 +247,5 @@ def _content(entry: Input, visions: Visions, prompt: str | None = None) -> Conte
         role=entry.role,
         instruction=entry.instruction,
         prompt=prompt,
+        chunked=entry.chunked,
     )

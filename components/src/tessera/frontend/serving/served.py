@@ -13,7 +13,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.model_names import find_name
 from tessera.models import Model
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import CHUNKS, Output, OutputKind
 from tessera.rpc import Peers
 
 
@@ -48,12 +48,14 @@ class Served:
     alone and all, and the limits.
 
     Answers say ``model``, the first of the ``names``. ``token_text`` is what the vocabulary calls an id.
+    ``chunks`` is the output of the chunks of a document, None for a model without.
     """
 
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
     outputs: Sequence[Output] = ()
+    chunks: Output | None = None
     token_text: Callable[[int], str] = str
     model: str = field(init=False)
     kinds: frozenset[OutputKind] = field(init=False)
@@ -76,6 +78,8 @@ class Served:
         """
         if not names:
             return (self.output,)
+        if self.chunks is not None and tuple(names) == (CHUNKS,):
+            return (self.chunks,)
         found = {output.name: output for output in self.outputs}
         for name in names:
             if name not in found:
