@@ -214,7 +214,9 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
 def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> list[Input]:
     if isinstance(value, list) and len(value) > most:
         raise _too_many(param, builder.limits)
-    paths = [(chunk, f"{param}[{place}]") for place, chunk in enumerate(non_empty_list(value, param, most=most))]
+    paths = [
+        (chunk, f"{param}[{place}]") for place, chunk in enumerate(non_empty_list(value, param, most=most))
+    ]
     return [builder.build([builder.text(string(chunk, path), path)], path) for chunk, path in paths]
 
 
@@ -296,9 +298,7 @@ _CONTEXTUALIZED_ANSWER: Final = object_of(
             object={"const": "list"},
             index=WHOLE,
             data=list_of(
-                object_of(
-                    object={"const": "embedding"}, embedding={"anyOf": [NUMBERS, TEXT]}, index=WHOLE
-                )
+                object_of(object={"const": "embedding"}, embedding={"anyOf": [NUMBERS, TEXT]}, index=WHOLE)
             ),
         )
     ),

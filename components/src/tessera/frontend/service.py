@@ -191,6 +191,11 @@ class Service:
         # Of a service's frontends one: it takes a tenth of a second.
         if (seat := self.settings.seat) is None or seat.index == 0:
             await asyncio.to_thread(try_out, model)
+        if given.max_embed_tokens and chunks_of(model) is None:
+            raise ConfigError(
+                f"--max-embed-tokens {given.max_embed_tokens}: a vector of {given.name!r} is not the mean of its "
+                "tokens' states, so that of a longer text is not the mean of its runs' vectors"
+            )
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
         embed, encode = [
             Peers(await Client.connect(self.runtime, address), _same_model(model), caller=self._caller)
@@ -241,9 +246,10 @@ class Service:
                 long_texts=LongTexts(
                     given.directory,
                     given.model_options,
-                    max_tokens=model.max_tokens,
+                    max_tokens=max(model.max_tokens, given.max_embed_tokens),
                     seconds=settings.limits.timeout_seconds,
                 ),
+                max_embed_tokens=given.max_embed_tokens,
             ),
             room=room,
             metrics=metrics,

@@ -261,9 +261,7 @@ class Assembler:
             chunks=self._chunks(segments, tokens, param) if chunked else None,
         )
 
-    def _chunks(
-        self, segments: Sequence[Segment], tokens: Sequence[Int32Array], param: str
-    ) -> Int32Array:
+    def _chunks(self, segments: Sequence[Segment], tokens: Sequence[Int32Array], param: str) -> Int32Array:
         """Return int32 ``[runs + 1]``: the bounds of the runs among all tokens, behind the first's prefix.
 
         Raises ``InvalidInput`` naming the first run that has no token.

@@ -23,6 +23,7 @@ from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, S
 from tessera.frontend.serving.images import ImageReader, KnownMedia, Visions
 from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
+from tessera.frontend.serving.runs import Runs
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
 from tessera.models.base import (
@@ -160,7 +161,8 @@ def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str 
 class Pipeline:
     """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP.
 
-    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input. ``long_texts``
+    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input, and a text of up to
+    ``max_embed_tokens`` is embedded in runs. ``long_texts``
     makes the prompts that threads would be at for seconds.
     """
 
@@ -176,6 +178,7 @@ class Pipeline:
         widths: Widths | None = None,
         salt: Salt = NO_SALT,
         long_texts: LongTexts | None = None,
+        max_embed_tokens: int = 0,
     ) -> None:
         self._model = model
         self._salt = salt
@@ -187,7 +190,8 @@ class Pipeline:
         self._embedder = embedder
         self._metrics = metrics
         self._outputs = Outputs.of_model(model)
-        self._prompter = Prompter(model, self.max_tokens, long_texts)
+        self._in_runs = max_embed_tokens > self.max_tokens
+        self._prompter = Prompter(model, self.max_tokens, long_texts, max_embed_tokens=max_embed_tokens)
 
     def outputs_of(self, request: EmbeddingsRequest) -> tuple[Output, ...]:
         """Return what its inputs become; raises ``UnsupportedOperation`` for an output that is not there."""
@@ -251,7 +255,10 @@ class Pipeline:
             if request.outputs:
                 call = replace(call, outputs=request.outputs)
             with self._dispatching({"tessera.items": len(items)}, work.cost):
-                answer = await self._embedder.embed(items, call)
+                if self._in_runs:
+                    answer = await self._embed_in_runs(items, call, normalize=request.normalize)
+                else:
+                    answer = await self._embedder.embed(items, call)
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
@@ -272,6 +279,15 @@ class Pipeline:
             image_pixels=sum([vision.pixels for _, images in done for vision in images]),
             timings=answer.timings,
         )
+
+    async def _embed_in_runs(self, items: Sequence[wire.Item], call: Call, *, normalize: bool) -> Answer:
+        """Embed items of which some may be longer than the model reads."""
+        if all(item.token_count <= self.max_tokens for item in items):
+            return await self._embedder.embed(items, call)
+        runs = Runs.of(items, self.max_tokens)
+        answer = await self._embedder.embed(runs.items, call)
+        vectors = _scaled(answer.rows, self._model.output, normalize=normalize).values
+        return runs.joined(answer, vectors, normalize=normalize)
 
     def _finished(self, rows: Rows, bounds: npt.NDArray[np.int64], output: Output, work: Work) -> Rows:
         """Return the rows of one output as the request wants them, those that hold something."""
