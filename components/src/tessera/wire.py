@@ -153,8 +153,8 @@ class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
     ``param`` names the input in the client's request, for errors. ``query`` is the number of the one of the
-    request's queries that its rows are compared with. ``chunks``, int32 little-endian ``[chunks + 1]``, bounds
-    the chunks of its tokens where a row is asked for each.
+    request's queries that its rows are compared with. ``chunks``, int32 little-endian ``[chunks + 1]``,
+    bounds the chunks of its tokens where a row is asked for each.
     """
 
     tokens: bytes

@@ -109,8 +109,8 @@ class VoyageContextualizedRequest(msgspec.Struct, kw_only=True):
         Json,
         unread(list_of(list_of(TEXT))),
         about(
-            "Documents, each a list of its chunks in their order; a vector for each chunk. A query is a document "
-            "of one chunk.",
+            "Documents, each a list of its chunks in their order; a vector for each chunk. A query is a "
+            "document of one chunk.",
             [["Berlin is the capital of Germany.", " It has 3.85 million inhabitants."]],
         ),
     ]

@@ -55,10 +55,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting(
             flag="--max-embed-tokens",
             check=NOT_NEGATIVE,
-            help="tokens of a text that is longer than the model reads: it is cut into runs, and the mean of their "
-            "vectors is its own; 0: it is refused",
-            more="As vLLM's `enable_chunked_processing` with `max_embed_len`, of models that pool by mean; a request "
-            "that asks to truncate is truncated",
+            help="tokens of a text that is longer than the model reads: it is cut into runs, and the mean of "
+            "their vectors is its own; 0: it is refused",
+            more="As vLLM's `enable_chunked_processing` with `max_embed_len`, of models that pool by mean; a "
+            "request that asks to truncate is truncated",
         ),
     ] = 0
     embed_endpoint: Annotated[

@@ -193,8 +193,8 @@ class Service:
             await asyncio.to_thread(try_out, model)
         if given.max_embed_tokens and chunks_of(model) is None:
             raise ConfigError(
-                f"--max-embed-tokens {given.max_embed_tokens}: a vector of {given.name!r} is not the mean of its "
-                "tokens' states, so that of a longer text is not the mean of its runs' vectors"
+                f"--max-embed-tokens {given.max_embed_tokens}: a vector of {given.name!r} is not the mean of "
+                "its tokens' states, and so no mean of the vectors of runs"
             )
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
         embed, encode = [

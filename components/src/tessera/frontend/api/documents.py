@@ -49,8 +49,8 @@ def check_chunks(served: Served, param: str) -> None:
     """Raise ``InvalidInput`` naming ``param`` for a model that gives chunks no vectors of their own."""
     if served.chunks is None:
         raise InvalidInput(
-            f"{param}: the vector of a chunk is the mean of its tokens' states, and {served.model!r} makes its "
-            "vectors of other states, or gives none; send each chunk by itself",
+            f"{param}: the vector of a chunk is the mean of its tokens' states, and {served.model!r} makes "
+            "vectors of other states, or none; send each chunk by itself",
             param=param,
         )
 

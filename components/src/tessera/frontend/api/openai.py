@@ -434,8 +434,8 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
     late_chunking: Annotated[
         Flag,
         about(
-            "Whether the inputs are the chunks of one document: each gets a vector of its own tokens, behind one "
-            "pass over all of them. `GET /v1/models` says which models can."
+            "Whether the inputs are the chunks of one document: each gets a vector of its own tokens, behind "
+            "one pass over all of them. `GET /v1/models` says which models can."
         ),
     ] = False
 

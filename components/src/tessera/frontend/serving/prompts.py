@@ -120,7 +120,9 @@ _Work = _InputWork | _PairsWork
 class Prompter:
     """Tokenises the inputs of a request; ``max_tokens`` bounds each of them.
 
-    ``max_embed_tokens`` bounds a text that is embedded in runs. Long ones wait for threads in turns by key, and the longest for processes, where there are any. Raises
+    ``max_embed_tokens`` bounds a text that is embedded in runs, where it is more.
+
+    Long ones wait for threads in turns by key, and the longest for processes, where there are any. Raises
     ``DeadlineExceeded``.
     """
 

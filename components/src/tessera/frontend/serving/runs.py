@@ -1,7 +1,7 @@
 """Inputs that are longer than the model reads: cut into runs of tokens, whose vectors' mean is their own.
 
-As vLLM does with ``enable_chunked_processing``: control tokens and prompts stand at the ends of the whole alone,
-each run is embedded by itself, and the mean counts each run as often as it has tokens.
+As vLLM does with ``enable_chunked_processing``: control tokens and prompts stand at the ends of the whole
+alone, each run is embedded by itself, and the mean counts each run as often as it has tokens.
 """
 
 from __future__ import annotations
