@@ -1,4 +1,4 @@
-"""Chunks of documents in one pass, and texts longer than the model: the published all-MiniLM-L6-v2 behind HTTP.
+"""Chunks of documents in one pass, and texts longer than the model: the published all-MiniLM-L6-v2.
 
 The definitions are over transformers' own states: the mean of a chunk's tokens by the offsets of its text in
 the whole, and vLLM's mean of runs.
@@ -10,7 +10,7 @@ import base64
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -37,7 +37,9 @@ BERLIN = [
 ]
 QUERY = "Berlin population"
 LIMIT, MOST = 256, 1200
-LONG = " ".join(f"Sentence {number} is about rivers, temples and bridge {number * 7}." for number in range(62))
+LONG = " ".join(
+    f"Sentence {number} is about rivers, temples and bridge {number * 7}." for number in range(62)
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def defined(reference: EncoderReference, chunks: Sequence[str]) -> tuple[Array, 
             for token, (start, stop) in enumerate(encoding.offsets)
             if start < stop and first <= start and stop <= last
         ]
-        for first, last in zip(ends[:-1], ends[1:], strict=True)
+        for first, last in pairwise(ends)
     ]
     return unit(np.stack([hidden[span].mean(0) for span in spans])), hidden, spans
 
@@ -126,14 +128,16 @@ def test_sentence_transformers_token_embeddings_have_the_same_means(service: Ser
     lengths = [len(model.tokenizer.tokenize(chunk)) for chunk in BERLIN]
     bounds = 1 + np.cumsum([0, *lengths])
     assert bounds[-1] + 1 == len(hidden)
-    spans = zip(bounds[:-1], bounds[1:], strict=True)
+    spans = pairwise(bounds)
     expected = unit(np.stack([hidden[first:last].numpy().mean(0) for first, last in spans]))
     found = embedded(service, input=BERLIN, late_chunking=True)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_company_changes_nothing(service: Service, reference: EncoderReference) -> None:
-    documents = [[f"Document {number} is of bridges.", f" It has {number} rivers." * number] for number in range(1, 9)]
+    documents = [
+        [f"Document {number} is of bridges.", f" It has {number} rivers." * number] for number in range(1, 9)
+    ]
 
     def ask(chunks: list[str]) -> tuple[Array, Array]:
         whole = embedded(service, input="".join(chunks))
@@ -148,7 +152,11 @@ def test_company_changes_nothing(service: Service, reference: EncoderReference) 
 
 def test_the_options_of_jinas_clients(service: Service, reference: EncoderReference) -> None:
     expected, hidden, spans = defined(reference, BERLIN)
-    body = {"input": [{"text": chunk} for chunk in BERLIN], "late_chunking": True, "task": "retrieval.passage"}
+    body = {
+        "input": [{"text": chunk} for chunk in BERLIN],
+        "late_chunking": True,
+        "task": "retrieval.passage",
+    }
     coded = post(service, **body, encoding_format="base64", truncate=True).json()["data"]
     found = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in coded]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -156,7 +164,9 @@ def test_the_options_of_jinas_clients(service: Service, reference: EncoderRefere
     np.testing.assert_allclose(raw, [hidden[span].mean(0) for span in spans], atol=1e-4)
     packed = embedded(service, **body, embedding_type="binary")
     assert packed.shape == (3, 384 // 8)
-    np.testing.assert_array_equal(embedded(service, **body, late_chunking_params=None), embedded(service, **body))
+    np.testing.assert_array_equal(
+        embedded(service, **body, late_chunking_params=None), embedded(service, **body)
+    )
 
 
 def test_a_document_that_is_too_long_is_cut_where_that_leaves_a_token_of_each_chunk(service: Service) -> None:
@@ -256,7 +266,11 @@ def test_a_longer_text_is_the_mean_of_its_runs(service: Service, reference: Enco
     first, last = runs[0][:1], runs[-1][-1:]
     each = [[*first, *run, *last] for run in (runs[0][1:], *runs[1:-1], runs[-1][:-1])]
     own = unit((sizes * np.stack([reference.vector(run) for run in each])).sum(0))
-    for name, wrong in (("own control tokens", own), ("unweighted", unit(vectors.sum(0))), ("cut", vectors[0])):
+    for name, wrong in (
+        ("own control tokens", own),
+        ("unweighted", unit(vectors.sum(0))),
+        ("cut", vectors[0]),
+    ):
         assert np.abs(found - wrong).max() > 2e-3, name
     # Without lengths of 1 it is the mean of all states.
     (raw,) = embedded(service, input=LONG, normalize=False)
