@@ -183,7 +183,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     its query, of the largest dot product with one of its own (MaxSim). Each query is float32 little-endian
     ``[rows, width]``.
     ``outputs`` are the names of what is asked for of each item, the model's default without any; with
-    ``vision``, which stands alone, its tokens are the placeholders of its images.
+    ``vision``, which stands alone, its tokens are the placeholders of its images. So does ``chunks``.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
     there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
     Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.

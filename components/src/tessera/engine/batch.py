@@ -148,7 +148,7 @@ class TextBatch:
     vision: tuple[torch.Tensor, ...]
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
     asked: tuple[tuple[str, ...], ...] = ()  # [batch], names of outputs; () where all ask the default
-    chunks: tuple[npt.NDArray[np.int32], ...] = ()  # [batch], as in PackedInput; () where none has chunks
+    chunks: tuple[npt.NDArray[np.int32], ...] = ()  # [batch], as in PackedInput
 
     @property
     def names(self) -> list[str]:
@@ -161,7 +161,7 @@ def segments(batch: TextBatch) -> Ids:
 
     What lies between the chunks of two inputs is a segment, too, so that segments bound each other.
     """
-    if not batch.chunks:
+    if not any(map(len, batch.chunks)):
         return _NONE
     return np.unique(np.concatenate((_START, *_packed_chunks(batch))))
 
@@ -170,16 +170,8 @@ def _packed_chunks(batch: TextBatch) -> list[Ids]:
     return [own + start for own, start in zip(batch.chunks, batch.cu_seqlens[:-1], strict=True)]
 
 
-def _chunk_rows(batch: TextBatch) -> npt.NDArray[np.intp]:
-    """Return which of the segments are chunks, in their order."""
-    firsts = np.concatenate([own[:-1] for own in _packed_chunks(batch)])
-    return np.searchsorted(segments(batch), firsts)
-
-
 def output_bounds(batch: TextBatch, output: Output) -> Bounds:
     """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
-    if output.name == CHUNKS:
-        return np.cumsum([0, *(max(0, len(own) - 1) for own in batch.chunks)], dtype=np.int64)
     if output.kind is OutputKind.TOKENS and output.most is None:
         return batch.cu_seqlens.astype(np.int64)
     if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
@@ -212,14 +204,22 @@ def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
 def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
     bounds = output_bounds(batch, output)
-    if output.name == CHUNKS:
-        computed = computed[_chunk_rows(batch)]
     if indices is not None:
         if output.kind is OutputKind.SPARSE:
             computed, indices = merged(computed, indices, bounds)
         else:
             computed = np.where(indices[:, None] >= 0, computed, np.float32(0))
     return scaled(computed, bounds, output, indices)
+
+
+def named_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
+    """As ``output_rows``, of an output by its name: of ``CHUNKS`` each segment's row is computed."""
+    if output.name != CHUNKS:
+        return output_rows(computed, batch, output, indices)
+    firsts = np.concatenate([own[:-1] for own in _packed_chunks(batch)])
+    counts = [max(0, len(own) - 1) for own in batch.chunks]
+    of_chunks = computed[np.searchsorted(segments(batch), firsts)]
+    return scaled(of_chunks, np.cumsum([0, *counts], dtype=np.int64), output)
 
 
 def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None = None) -> Rows:
@@ -281,9 +281,7 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
         asked=tuple([sequence.asked for sequence in sequences])
         if any(sequence.asked for sequence in sequences)
         else (),
-        chunks=tuple([sequence.chunks for sequence in sequences])
-        if any(len(sequence.chunks) for sequence in sequences)
-        else (),
+        chunks=tuple([sequence.chunks for sequence in sequences]),
     )
 
 

@@ -47,17 +47,9 @@ def texts_of(content: Content) -> tuple[str, ...]:
     return tuple(part for part in content.parts if isinstance(part, str))
 
 
-def runs(prefix: str, content: Content) -> list[Segment]:
-    """Return the texts behind a prefix: joined as they are, or one by one where each is a chunk."""
-    texts = texts_of(content)
-    if content.chunked:
-        return [Run("" if place else prefix, text) for place, text in enumerate(texts)]
-    return [Run(prefix, "".join(texts))]
-
-
 def text_segments(bos: int, prefix: str, content: Content) -> list[Segment]:
-    """The prompt of texts alone behind BOS and a prefix; there is no end token."""
-    return [bos, *runs(prefix, content)]
+    """The prompt of texts alone, joined as they are, behind BOS and a prefix; there is no end token."""
+    return [bos, Run(prefix, "".join(texts_of(content)))]
 
 
 def refuse_instruction(content: Content, *, param: str) -> None:
@@ -223,18 +215,9 @@ class Assembler:
         self._cached = lru_cache(_CACHED_TEXTS)(tokenizer.ids)
 
     def prompt(
-        self,
-        segments: Sequence[Segment],
-        *,
-        max_tokens: int,
-        truncate: Truncate,
-        param: str,
-        chunked: bool = False,
+        self, segments: Sequence[Segment], *, max_tokens: int, truncate: Truncate, param: str
     ) -> Prompt:
-        """Tokenise; raises ``InvalidInput`` naming ``param`` for what is too long and may not be cut.
-
-        With ``chunked`` the runs, which follow each other, are chunks, and one without tokens is named.
-        """
+        """Tokenise; raises ``InvalidInput`` naming ``param`` for what is too long and may not be cut."""
         images = [segment for segment in segments if isinstance(segment, ImagePlan)]
         image_tokens = sum([image.rows for image in images])
         try:
@@ -254,28 +237,45 @@ class Assembler:
         for place, segment in enumerate(segments) if images else ():
             if isinstance(segment, ImagePlan):
                 tokens[place] = np.full(segment.rows, self._placeholder, np.int32)
-        return Prompt(
-            tokens=np.concatenate(tokens),
-            image_tokens=image_tokens,
-            truncated=truncated,
-            chunks=self._chunks(segments, tokens, param) if chunked else None,
-        )
+        return Prompt(tokens=np.concatenate(tokens), image_tokens=image_tokens, truncated=truncated)
 
-    def _chunks(self, segments: Sequence[Segment], tokens: Sequence[Int32Array], param: str) -> Int32Array:
-        """Return int32 ``[runs + 1]``: the bounds of the runs among all tokens, behind the first's prefix.
+    def document(
+        self,
+        segments: Sequence[Segment],
+        chunks: Sequence[str],
+        *,
+        max_tokens: int,
+        truncate: Truncate,
+        param: str,
+    ) -> Prompt:
+        """Tokenise a prompt of texts, each of the ``chunks`` that its only run is made of by itself.
 
-        Raises ``InvalidInput`` naming the first run that has no token.
+        Raises ``InvalidInput`` as ``prompt``, and naming a chunk that has no token, or is left none.
         """
-        starts = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
-        places = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
-        bounds = starts[[*places, places[-1] + 1]]
-        bounds[0] += self._head(segments[places[0]], tokens[places[0]])
+        (at,) = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
+        whole = segments[at]
+        assert isinstance(whole, Run) and whole.text == "".join(chunks)
+        runs = [Run("" if place else whole.prefix, chunk) for place, chunk in enumerate(chunks)]
+        parts: list[Segment] = [*segments[:at], *runs, *segments[at + 1 :]]
+        try:
+            tokens = [
+                self._tokenizer.ids(part.prefix + part.text) if isinstance(part, Run) else self._known(part)
+                for part in parts
+            ]
+        except UnicodeEncodeError as error:
+            raise no_text(error, param) from error
+        length = sum(map(len, tokens))
+        if truncated := length > max_tokens:
+            refuse_unless_truncating(length, max_tokens, truncate, param)
+            self._cut(parts, tokens, length, max_tokens, truncate, param)
+        bounds = np.cumsum([0, *map(len, tokens)], dtype=np.int32)[at : at + len(chunks) + 1].copy()
+        bounds[0] += self._head(parts[at], tokens[at])
         if (empty := np.flatnonzero(bounds[1:] <= bounds[:-1])).size:
             name = f"{param}[{empty[0]}]"
             raise InvalidInput(
                 f"{name}: no token is left of this chunk: it has none, or they were truncated", param=name
             )
-        return bounds
+        return Prompt(tokens=np.concatenate(tokens), image_tokens=0, truncated=truncated, chunks=bounds)
 
     def pieces(self, segments: Sequence[Segment], *, param: str) -> list[Piece]:
         """The tokens one by one; places count the characters of all texts of the prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn
@@ -42,7 +42,7 @@ from tessera.models.base import (
     sequential,
 )
 from tessera.models.declared import declared_text, longest
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction
+from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, texts_of
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
@@ -55,8 +55,7 @@ class TowerModel:
 
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
-    the tower: vectors of unit length, or scores as they are. ``cuts_chunks`` says whether the texts of a
-    prompt may be chunks. ``takes_instructions`` says
+    the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
     whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared.
     ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
     family without images, and ``image_axes`` are the axes of vision rows before their width where they come
@@ -68,7 +67,6 @@ class TowerModel:
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
-    cuts_chunks: ClassVar[bool] = True
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
@@ -131,7 +129,7 @@ class TowerModel:
     def chunks(self) -> Output | None:
         """The output of chunks, where the mean of all tokens' states is all that a vector is made of."""
         means = {self.text.pooling, *self.text.besides} == {"mean"}
-        if self.kind is not OutputKind.VECTOR or not means or not self.cuts_chunks:
+        if self.kind is not OutputKind.VECTOR or not means:
             return None
         return replace(self.output, kind=OutputKind.TOKENS, name=CHUNKS)
 
@@ -159,9 +157,9 @@ class TowerModel:
         if content.images and self.placeholder is None:
             self._refuse_image(param)
         segments = self.segments(content, param=param)
-        return self._assembler.prompt(
-            segments, max_tokens=max_tokens, truncate=truncate, param=param, chunked=content.chunked
-        )
+        made = self._assembler
+        assemble = partial(made.document, chunks=texts_of(content)) if content.chunked else made.prompt
+        return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 
     @property
     def lacking(self) -> str:

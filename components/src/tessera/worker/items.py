@@ -100,10 +100,10 @@ class ItemReader:
         if request.queries:
             raise ProtocolError(f"queries came with a request for the outputs {', '.join(names)}")
         outputs = self._outputs.of(names)
-        if CHUNKS in names:
-            for item in request.items:
-                if item.images or not item.chunks:
-                    raise InvalidInput("an input is not of chunks of text", param=item.param)
+        chunked = CHUNKS in names
+        for item in request.items:
+            if bool(item.chunks) is not chunked or (chunked and (item.images or len(names) > 1)):
+                raise InvalidInput("chunks of text have the output 'chunks', and no other", param=item.param)
         if names != (VISION,):
             for name in names:
                 if name not in self._gives:

@@ -15,6 +15,7 @@ from tessera.dtypes import DTYPES
 from tessera.engine.batch import (
     TextBatch,
     VisionBatch,
+    named_rows,
     output_bounds,
     output_rows,
     rows_as_asked,
@@ -126,7 +127,7 @@ class CudaText(_CudaStage):
 
                 def finished() -> list[Rows]:
                     found = {
-                        name: output_rows(
+                        name: named_rows(
                             values.numpy(), batch, outputs[name], None if ids is None else ids.numpy()
                         )
                         for name, (values, ids) in zip(names, fetched, strict=True)

@@ -14,6 +14,7 @@ import torch
 from tessera.engine.batch import (
     Cost,
     TextBatch,
+    named_rows,
     output_rows,
     packed_cost,
     rows_as_asked,
@@ -127,7 +128,7 @@ class TorchTextEngine:
         with torch.inference_mode():
             computed = module.named(names, *self._arguments(batch), torch.from_numpy(segments(batch)))
             outputs = {
-                name: output_rows(
+                name: named_rows(
                     rows.values.numpy(),
                     batch,
                     self._outputs[name],

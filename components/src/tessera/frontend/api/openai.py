@@ -478,16 +478,22 @@ def parse_embeddings(
     limits, given = limits or RequestLimits(), json_object(value)
     if not given.keys() <= _PLAIN:
         body = read_body(EMBEDDINGS, given)
-        request = translate(body, limits, models)
-        if body.late_chunking:
-            return _of_document(request, body, limits)
-        if not (names := body.names()):
-            return request
-        return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
+        return _with_outputs(translate(body, limits, models), body, limits)
     model = given.get("model")
     model = None if model is None else filled_string(model, "model")
     plain = EmbeddingsBody(input=given.get("input"), model=model)
     return _request(plain, limits, models, {}, None, None)
+
+
+def _with_outputs(
+    request: EmbeddingsRequest, body: NamedOutputsBody, limits: RequestLimits
+) -> EmbeddingsRequest:
+    """Return a request with the outputs that its body asks for."""
+    if body.late_chunking:
+        return _of_document(request, body, limits)
+    if not (names := body.names()):
+        return request
+    return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
 
 
 def _of_document(
@@ -867,6 +873,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
+    if request.outputs or request.multivector:
+        return _translate_other(request, served)
+    return Translated(request=request, write=partial(write_embeddings, request, served))
+
+
+def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
+    """Check a request for other rows than a vector of each input."""
     if request.outputs == (CHUNKS,):
         check_chunks(served, "late_chunking")
         # Each chunk's vector is written as that of an input.
@@ -879,10 +892,7 @@ def _translate(body: Json, served: Served) -> Translated:
             f"return_multivector: {served.model!r} gives one vector for each input, and none for its tokens",
             param="return_multivector",
         )
-    return Translated(
-        request=request,
-        write=partial(write_embeddings, request, served),
-    )
+    return Translated(request=request, write=partial(write_embeddings, request, served))
 
 
 def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:

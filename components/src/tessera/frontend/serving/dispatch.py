@@ -30,7 +30,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import CHUNKS, SCORES, Output, OutputKind, Outputs
+from tessera.models.base import SCORES, Output, OutputKind, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
@@ -113,9 +113,10 @@ class Answer:
 
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
-        rows = Rows.zeros(row_bounds(output, _sizes(items, output)), output.width)
+        sizes = [item.chunk_count or item.token_count for item in items]
+        rows = Rows.zeros(row_bounds(output, sizes), output.width)
         if others:
-            more = [Rows.zeros(row_bounds(other, _sizes(items, other)), other.width) for other in others]
+            more = [Rows.zeros(row_bounds(other, sizes), other.width) for other in others]
             rows = replace(rows, others=tuple(more))
         return cls(rows, [0] * len(items))
 
@@ -138,17 +139,8 @@ class Answer:
             self.errors[items[position]] = failure.error()
 
 
-def _sizes(items: Sequence[wire.Item], output: Output) -> list[int]:
-    if output.name == CHUNKS:
-        return [item.chunk_count for item in items]
-    return [item.token_count for item in items]
-
-
 def row_bounds(output: Output, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the bounds, int64 ``[inputs + 1]``, of the rows that inputs of so many tokens become.
-
-    Of the output ``CHUNKS`` these are the numbers of their chunks.
-    """
+    """Return the bounds, int64 ``[inputs + 1]``, of the rows of inputs of so many tokens, or chunks."""
     if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
         return np.arange(len(sizes) + 1, dtype=np.int64)
     return np.fromiter(accumulate(map(output.rows, sizes), initial=0), np.int64, len(sizes) + 1)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -230,12 +231,8 @@ class Pipeline:
             raise errors[min(errors)]
         outputs = self.outputs_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        each = tuple(
-            [
-                row_bounds(output, lengths if output.name != CHUNKS else _chunk_counts(prompts))
-                for output in outputs
-            ]
-        )
+        sizes = _chunk_counts(prompts) if request.outputs == (CHUNKS,) else lengths
+        each = tuple([row_bounds(output, sizes) for output in outputs])
         bounds = each[0] if len(each) == 1 else np.sum(each, axis=0)
         cost = Cost(
             tokens=sum(lengths),
@@ -255,10 +252,8 @@ class Pipeline:
             if request.outputs:
                 call = replace(call, outputs=request.outputs)
             with self._dispatching({"tessera.items": len(items)}, work.cost):
-                if self._in_runs:
-                    answer = await self._embed_in_runs(items, call, normalize=request.normalize)
-                else:
-                    answer = await self._embedder.embed(items, call)
+                embed = partial(self._embed_in_runs, request) if self._in_runs else self._embedder.embed
+                answer = await embed(items, call)
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
@@ -280,14 +275,16 @@ class Pipeline:
             timings=answer.timings,
         )
 
-    async def _embed_in_runs(self, items: Sequence[wire.Item], call: Call, *, normalize: bool) -> Answer:
+    async def _embed_in_runs(
+        self, request: EmbeddingsRequest, items: Sequence[wire.Item], call: Call
+    ) -> Answer:
         """Embed items of which some may be longer than the model reads."""
         if all(item.token_count <= self.max_tokens for item in items):
             return await self._embedder.embed(items, call)
         runs = Runs.of(items, self.max_tokens)
         answer = await self._embedder.embed(runs.items, call)
-        vectors = _scaled(answer.rows, self._model.output, normalize=normalize).values
-        return runs.joined(answer, vectors, normalize=normalize)
+        vectors = _scaled(answer.rows, self._model.output, normalize=request.normalize).values
+        return runs.joined(answer, vectors, normalize=request.normalize)
 
     def _finished(self, rows: Rows, bounds: npt.NDArray[np.int64], output: Output, work: Work) -> Rows:
         """Return the rows of one output as the request wants them, those that hold something."""

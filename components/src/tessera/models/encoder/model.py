@@ -19,7 +19,7 @@ from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import Content, ImagePlan, Int32Array, Role
 from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.config import Names, read_encoder
-from tessera.models.prompts import Segment, runs
+from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.stages import StageModule
 from tessera.models.tower import TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
@@ -106,8 +106,9 @@ class EncoderModel(TowerModel):
         return 0
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The role's prompt and the texts between the two tokens."""
-        return [self._first, *runs(content.prompt_of(self._prompts), content), self._last]
+        """The role's prompt and the texts, joined as they are, between the two tokens."""
+        prompt = content.prompt_of(self._prompts)
+        return [self._first, Run(prompt, "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         """int32 ``[2, tokens]``: the row of each token among the positions, and its type.

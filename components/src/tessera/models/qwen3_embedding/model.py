@@ -14,7 +14,7 @@ from tessera.models.base import Content, Family, Role
 from tessera.models.declared import check_embeds, check_prompts, role_prompts
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, runs
+from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.tower import TowerModel
@@ -69,7 +69,7 @@ class Qwen3Embedding(TowerModel):
         prompt = content.prompt_of(self._prompts)
         if task is not None:
             prompt = template(task)
-        return [*runs(prompt, content), self._end]
+        return [Run(prompt, "".join(texts_of(content))), self._end]
 
 
 def template(task: str) -> str:

@@ -40,7 +40,6 @@ class Qwen3VLBody(TowerModel):
     """Base of families whose towers are Qwen3-VL's."""
 
     files = (*TowerModel.files, PROCESSOR_FILE)
-    cuts_chunks = False
 
     def __init__(
         self, path: Path, config: ModelConfig, options: ImageOptions, *, dimensions: frozenset[int]

@@ -61,7 +61,6 @@ class TwoTowers(TowerModel):
     """Base of families of two towers; thread-safe once opened. An image is one unit and one row."""
 
     files = (*TowerModel.files, PROCESSOR_FILE, "processor_config.json")
-    cuts_chunks = False
 
     def __init__(
         self,
