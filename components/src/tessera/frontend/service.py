@@ -36,7 +36,7 @@ from tessera.frontend.serving.towers import TowersDispatcher
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model, try_out
-from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of
+from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of, unlisted_of
 from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
@@ -229,7 +229,7 @@ class Service:
                 names=given.served_model_names,
                 output=model.output,
                 outputs=outputs_of(model),
-                chunks=chunks_of(model),
+                unlisted=unlisted_of(model),
                 limits=settings.limits.request,
                 token_text=model.token_text,
             ),
@@ -323,7 +323,7 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
             {"name": output.name, "kind": output.kind.value, "width": output.width, "most": output.most}
             for output in served.served.outputs
         ],
-        "late_chunking": served.served.chunks is not None,
+        "late_chunking": chunks_of(model) is not None,
         "images": model.vision is not None,
         "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),

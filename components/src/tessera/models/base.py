@@ -23,6 +23,7 @@ from tessera.errors import UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.outputs import CHUNKS as CHUNKS
 from tessera.nn.outputs import STATES as STATES
+from tessera.nn.outputs import TOKEN_WEIGHTS as TOKEN_WEIGHTS
 from tessera.nn.outputs import HeadRows as HeadRows
 from tessera.nn.spec import Pooling
 
@@ -497,6 +498,16 @@ class ChunkedModel(Model, Protocol):
 
 
 @runtime_checkable
+class WeighingModel(Model, Protocol):
+    """A model that may give the weight of each token, beside a sparse output that has one of each id."""
+
+    @property
+    def token_weights(self) -> Output | None:
+        """The output ``TOKEN_WEIGHTS``, of all tokens but the first and the last; None without a head."""
+        ...
+
+
+@runtime_checkable
 class StagedModel(Model, Protocol):
     """A model whose stages can be asked for their own rows, ``STATES`` and ``VISION``."""
 
@@ -535,6 +546,12 @@ def chunks_of(model: Model) -> Output | None:
     return model.chunks if isinstance(model, ChunkedModel) else None
 
 
+def unlisted_of(model: Model) -> Mapping[str, Output]:
+    """Return the outputs by name that requests for several do not name: routes of their own ask for them."""
+    weights = model.token_weights if isinstance(model, WeighingModel) else None
+    return {output.name: output for output in (chunks_of(model), weights) if output is not None}
+
+
 def outputs_of(model: Model) -> Sequence[Output]:
     """The outputs that a model declares, the default first."""
     others = model.outputs[1:] if isinstance(model, SeveralOutputs) else ()
@@ -542,7 +559,7 @@ def outputs_of(model: Model) -> Sequence[Output]:
 
 
 class Outputs:
-    """All that a request may ask a model for, by name: its outputs, and rows of stages and of chunks."""
+    """All that a request may ask a model for, by name: its outputs, those of routes and of its stages."""
 
     def __init__(self, declared: Sequence[Output], stages: Sequence[Output] = ()) -> None:
         self._default = (declared[0],)
@@ -551,7 +568,7 @@ class Outputs:
 
     @classmethod
     def of_model(cls, model: Model) -> Outputs:
-        """Return what a model declares, what its stages give, and its chunks."""
+        """Return what a model declares, what its stages give, and what routes of their own ask for."""
         stages = []
         if isinstance(model, StagedModel):
             width = model.state_width
@@ -559,9 +576,7 @@ class Outputs:
         if model.vision is not None:
             width = model.vision.row_width
             stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=VISION))
-        if (chunks := chunks_of(model)) is not None:
-            stages.append(chunks)
-        return cls(outputs_of(model), stages)
+        return cls(outputs_of(model), [*stages, *unlisted_of(model).values()])
 
     def of(self, names: Sequence[str]) -> tuple[Output, ...]:
         """Return the outputs of these names, without any the default.

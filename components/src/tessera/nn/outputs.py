@@ -15,6 +15,9 @@ STATES: Final = "states"
 CHUNKS: Final = "chunks"
 """The output of each chunk of an input, pooled of the chunk's own tokens behind a pass over all of them."""
 
+TOKEN_WEIGHTS: Final = "token_weights"
+"""The output of each token's own weight, of which a sparse output has the largest for each id."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tessera.errors import InvalidInput
 from tessera.frontend.request import Input, RequestLimits
 from tessera.frontend.serving.served import Served
+from tessera.models.base import CHUNKS
 
 
 def document_of(chunks: Sequence[Input], param: str, limits: RequestLimits) -> Input:
@@ -47,7 +48,7 @@ def document_of(chunks: Sequence[Input], param: str, limits: RequestLimits) -> I
 
 def check_chunks(served: Served, param: str) -> None:
     """Raise ``InvalidInput`` naming ``param`` for a model that gives chunks no vectors of their own."""
-    if served.chunks is None:
+    if CHUNKS not in served.unlisted:
         raise InvalidInput(
             f"{param}: the vector of a chunk is the mean of its tokens' states, and {served.model!r} makes "
             "vectors of other states, or none; send each chunk by itself",

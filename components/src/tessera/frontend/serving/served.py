@@ -13,7 +13,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.model_names import find_name
 from tessera.models import Model
-from tessera.models.base import CHUNKS, Output, OutputKind
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Peers
 
 
@@ -48,14 +48,14 @@ class Served:
     alone and all, and the limits.
 
     Answers say ``model``, the first of the ``names``. ``token_text`` is what the vocabulary calls an id.
-    ``chunks`` is the output of the chunks of a document, None for a model without.
+    ``unlisted`` are outputs that routes of their own ask for, by name, such as that of a document's chunks.
     """
 
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
     outputs: Sequence[Output] = ()
-    chunks: Output | None = None
+    unlisted: Mapping[str, Output] = field(default_factory=dict)
     token_text: Callable[[int], str] = str
     model: str = field(init=False)
     kinds: frozenset[OutputKind] = field(init=False)
@@ -78,8 +78,8 @@ class Served:
         """
         if not names:
             return (self.output,)
-        if self.chunks is not None and tuple(names) == (CHUNKS,):
-            return (self.chunks,)
+        if len(names) == 1 and names[0] in self.unlisted:
+            return (self.unlisted[names[0]],)
         found = {output.name: output for output in self.outputs}
         for name in names:
             if name not in found:
