@@ -12,8 +12,7 @@ task                output of the model        ``data`` of an input
 The first that a served model does is taken where a request names none. Inputs and options are those of
 ``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it. An input of a
 reranker is a whole prompt, with both sides of the pair in it, and its score a probability unless the request
-asks for the logit. Weights are those of which a sparse output has the largest of each id, without those of the
-first and the last token.
+asks for the logit. The first and the last token of an input have no weight.
 """
 
 from __future__ import annotations
