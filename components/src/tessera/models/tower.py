@@ -156,8 +156,7 @@ class TowerModel:
             raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
         if content.images and self.placeholder is None:
             self._refuse_image(param)
-        segments = self.segments(content, param=param)
-        made = self._assembler
+        made, segments = self._assembler, self.segments(content, param=param)
         assemble = partial(made.document, chunks=texts_of(content)) if content.chunked else made.prompt
         return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 

@@ -113,7 +113,7 @@ class Answer:
 
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
-        sizes = [item.chunk_count or item.token_count for item in items]
+        sizes = [item.chunk_count if item.chunks else item.token_count for item in items]
         rows = Rows.zeros(row_bounds(output, sizes), output.width)
         if others:
             more = [Rows.zeros(row_bounds(other, sizes), other.width) for other in others]
