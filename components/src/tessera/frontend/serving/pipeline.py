@@ -163,8 +163,8 @@ class Pipeline:
     """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP.
 
     ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input, and a text of up to
-    ``max_embed_tokens`` is embedded in runs. ``long_texts``
-    makes the prompts that threads would be at for seconds.
+    ``max_embed_tokens`` is embedded in runs. ``long_texts`` makes the prompts that threads would be at for
+    seconds.
     """
 
     def __init__(
