@@ -69,6 +69,7 @@ HERE = "."
         ([{"model_path": HERE, "slot": 64}], "slot: must be 0 to 63"),
         ([{"model_path": HERE, "expected_embed": "two"}], "expected_embed"),
         ([{"model_path": HERE, "dimensions_allowed": "wide"}], "dimensions_allowed"),
+        ([{"model_path": HERE, "max_embed_tokens": -1}], "max_embed_tokens: must not be negative"),
         (
             [
                 {"model_path": HERE, "served_model_names": ["a", "Some.Name"]},

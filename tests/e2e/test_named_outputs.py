@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from openai import OpenAI
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
@@ -145,6 +147,7 @@ def test_refusals_name_the_field(service: Service, body: dict[str, Any], param: 
 
 def test_models_list_their_outputs(service: Service) -> None:
     (card,) = httpx.get(f"{service.url}/v1/models").json()["data"]
+    assert card["late_chunking"] is False
     assert card["outputs"] == [
         {"name": "dense", "kind": "vector", "width": 128, "most": None},
         {"name": "sparse", "kind": "sparse", "width": 1, "most": None},
@@ -171,6 +174,45 @@ def test_pooling_gives_the_output_of_a_task(service: Service, reference: M3Refer
         np.testing.assert_allclose(row["data"], expected, atol=1e-5)
     refused = post(service, "/pooling", input="a", output_types=["sparse"])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_types")
+
+
+def test_pooling_gives_the_weight_of_each_token(service: Service, reference: M3Reference) -> None:
+    # The last text has a token twice: each occurrence has a weight of its own.
+    found = post(service, "/pooling", input=TEXTS, task="token_classify").json()["data"]
+    coded = post(service, "/pooling", input=TEXTS, task="token_classify", encoding_format="base64").json()[
+        "data"
+    ]
+    raw = post(service, "/pooling", input=TEXTS, task="token_classify", encoding_format="bytes")
+    parts = json.loads(raw.headers["metadata"])["data"]
+    for text, row, code, part in zip(TEXTS, found, coded, parts, strict=True):
+        tokens = reference.tokens(text)
+        expected = torch.relu(reference.sparse(reference.hidden(tokens)))[1:-1, 0].detach().numpy()
+        np.testing.assert_allclose(row["data"], expected, atol=1e-5)
+        assert code["shape"] == part["shape"] == [len(tokens) - 2]
+        np.testing.assert_allclose(
+            np.frombuffer(base64.b64decode(code["data"]), "<f4"), row["data"], atol=1e-7
+        )
+        np.testing.assert_allclose(
+            np.frombuffer(raw.content[part["start"] : part["end"]], "<f4"), row["data"], atol=1e-7
+        )
+        # Merged by their ids they are the sparse output.
+        merged: dict[int, float] = {}
+        for token, weight in zip(tokens[1:-1], row["data"], strict=True):
+            if token not in reference.unused and weight > 0:
+                merged[token] = max(weight, merged.get(token, 0))
+        np.testing.assert_allclose(
+            [merged[token] for token in sorted(merged)], list(reference.weights(tokens).values()), atol=1e-5
+        )
+    for body, param in (({"embed_dtype": "int8"}, "embed_dtype"), ({"late_chunking": True}, "late_chunking")):
+        refused = post(service, "/pooling", input="a", task="token_classify", **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_a_model_that_pools_its_first_token_has_no_chunks(service: Service) -> None:
+    refused = post(service, input=TEXTS, late_chunking=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "late_chunking")
+    refused = post(service, "/v1/contextualizedembeddings", inputs=[TEXTS])
+    assert refused.status_code == 400 and refused.json()["detail"].startswith("model")
 
 
 def test_qdrant_searches_named_sparse_and_dense_vectors(service: Service) -> None:

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import TINY as ENCODER
 from tests.e2e.service import MODEL
 from tests.families.dual_encoder import HIDDEN, install
 from tests.frontend.alone import frontend
@@ -55,6 +58,21 @@ def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: 
     )
     assert ended.returncode == 1
     said = "--dimensions-allowed 64-128, 256: 256 goes beyond the model's own width, 128"
+    assert said in ended.stderr.splitlines()[-1]
+
+
+def test_means_of_runs_of_a_model_that_pools_one_token_end_the_frontend_at_its_start(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "cls", replace(ENCODER, pooling="cls_token"))
+    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(tmp_path / "cls")]
+    ended = subprocess.run(
+        [*command, "--max-embed-tokens", "2000"],
+        env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    said = "--max-embed-tokens 2000: a vector of 'cls' is not the mean of its tokens' states"
     assert said in ended.stderr.splitlines()[-1]
 
 

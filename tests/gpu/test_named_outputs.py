@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,9 +13,10 @@ from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.models import open_model
+from tessera.models.base import CHUNKS
 from tessera.rows import Rows
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tessera_tools.random_checkpoint.encoder import M3_TINY, TINY
 from tests.models.running import cosines
 from tests.models.xlm_roberta.test_m3 import NAMES, TEXTS, ids, weights_of
 
@@ -63,3 +65,32 @@ def test_outputs_of_one_pass(tmp_path: Path, dtype: str) -> None:
                 every = weights.keys() | definition.keys()
                 apart = [abs(weights.get(one, 0.0) - definition.get(one, 0.0)) for one in every]
                 assert max(apart) <= furthest * max(definition.values())
+
+
+def chunk_answers(path: Path, device: str, dtype: str) -> list[np.ndarray]:
+    """The rows of documents in chunks beside an input without, in one batch."""
+    model = open_model(path)
+    settings = EngineSettings(max_batch_cost=4096, max_queue_cost=100_000)
+    engine = TorchTextEngine(model, settings, Placement(device=device, dtype=dtype))
+    random = np.random.default_rng(0)
+    inputs = []
+    for size, bounds in ((300, (1, 17, 200, 299)), (40, ()), (9, (0, 4, 9)), (64, (3, 4))):
+        tokens = random.integers(10, 2000, size, dtype=np.int32)
+        chunks = np.array(bounds, np.int32)
+        asked = (CHUNKS,) if bounds else ()
+        positions = model.positions(tokens, ())
+        inputs.append(PackedInput(tokens=tokens, positions=positions, asked=asked, chunks=chunks))
+    found = [rows.values for rows in engine.launch_named(pack(inputs)).result()]
+    engine.close()
+    assert [len(rows) for rows in found] == [3, 1, 2, 1]
+    return found
+
+
+@pytest.mark.parametrize("dtype", BARS)
+def test_chunks_of_documents(tmp_path: Path, dtype: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    write_checkpoint(tmp_path / "bert", TINY, seed=0)
+    expected = np.concatenate(chunk_answers(tmp_path / "bert", "cpu", "float32"))
+    found = np.concatenate(chunk_answers(tmp_path / "bert", "cuda", dtype))
+    assert cosines(found, expected).min() >= BARS[dtype][0]

@@ -113,6 +113,7 @@ def test_frontends_and_workers_find_each_other_by_what_they_are_told(
             TESSERA_EXPECT_EMBED_WORKERS="5",
             TESSERA_MODEL_OPTIONS="{}",
             TESSERA_DIMENSIONS_ALLOWED="8-16",
+            TESSERA_MAX_EMBED_TOKENS="2000",
         )
     )
     two = deployed(model("org/two"), slot=3, workers=2)
@@ -125,6 +126,7 @@ def test_frontends_and_workers_find_each_other_by_what_they_are_told(
         5,
         "8-16",
     )
+    assert (first.max_embed_tokens, second.max_embed_tokens) == (2000, 0)
     assert (second.name, second.loading, second.slot, second.expected_embed) == (
         *("org/two", "is being downloaded"),
         *(3, 2),

@@ -72,12 +72,13 @@ def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
 
 @pytest.mark.parametrize("text", ["one,two", " one two one", "one, two,"])
 def test_a_model_has_several_names_and_the_first_is_said(text: str) -> None:
-    found = LaunchSettings.read({"TESSERA_SERVED_MODEL_NAME": text, "TESSERA_DIMENSIONS_ALLOWED": "64-96"})
+    given = {"TESSERA_DIMENSIONS_ALLOWED": "64-96", "TESSERA_MAX_EMBED_TOKENS": "2000"}
+    found = LaunchSettings.read({"TESSERA_SERVED_MODEL_NAME": text, **given})
     assert (found.model_names, found.model_name) == (["one", "two"], "one")
     flags = shared_flags(found)
     at = flags.index("--served-model-name")
     assert flags[at : at + 4] == ["--served-model-name", "one", "two", "--namespace"]
-    assert "--dimensions-allowed=64-96" in frontend_flags(found, 8000)
+    assert frontend_flags(found, 8000)[-3:] == ["--dimensions-allowed=64-96", "--max-embed-tokens", "2000"]
 
 
 @pytest.mark.parametrize("value", ["two", "-1", "01", "1.5", " 1"])

@@ -158,6 +158,7 @@ def test_no_two_inputs_of_a_batch_have_one_id(tmp_path: Path) -> None:
         ({"body": {"input": "t", "truncate": "START"}}, "truncate: the run has END"),
         ({"body": {"input": "t", "normalize": False}}, "normalize"),
         ({"body": {"input": [1, 2]}}, "no token ids"),
+        ({"body": {"input": ["t", "u"], "late_chunking": True}}, "late_chunking"),
         ({"body": {"input": "t", "nonsense": 1}}, "nonsense"),
         ({"body": {}}, "input"),
         ({"body": "text"}, "object"),

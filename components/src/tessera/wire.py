@@ -28,7 +28,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 11
+VERSION: Final = 12
 
 M = TypeVar("M")
 
@@ -153,21 +153,27 @@ class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
     ``param`` names the input in the client's request, for errors. ``query`` is the number of the one of the
-    request's queries that its rows are compared with.
+    request's queries that its rows are compared with. ``chunks``, int32 little-endian ``[chunks + 1]``,
+    bounds the chunks of its tokens where a row is asked for each.
     """
 
     tokens: bytes
     images: tuple[Image | Embeddings, ...] = ()
     param: str
     query: int = 0
+    chunks: bytes = b""
 
     @property
     def token_count(self) -> int:
         return len(self.tokens) // 4
 
     @property
+    def chunk_count(self) -> int:
+        return max(0, len(self.chunks) // 4 - 1)
+
+    @property
     def size(self) -> int:
-        return len(self.tokens) + sum([image.size for image in self.images])
+        return len(self.tokens) + len(self.chunks) + sum([image.size for image in self.images])
 
 
 class EmbedRequest(Message, frozen=True, kw_only=True):
@@ -177,7 +183,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     its query, of the largest dot product with one of its own (MaxSim). Each query is float32 little-endian
     ``[rows, width]``.
     ``outputs`` are the names of what is asked for of each item, the model's default without any; with
-    ``vision``, which stands alone, its tokens are the placeholders of its images.
+    ``vision``, which stands alone, its tokens are the placeholders of its images. So does ``chunks``.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
     there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
     Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.

@@ -1,17 +1,18 @@
 """vLLM's ``/pooling``: what comes out of the model for each input, whatever its output is.
 
-=================  =========================  =====================
-task               output of the model        ``data`` of an input
-=================  =========================  =====================
-``token_embed``    a vector for each token    a matrix
-``embed``          one vector                 a vector
-``classify``       a score                    a list with it
-=================  =========================  =====================
+==================  =========================  =====================
+task                output of the model        ``data`` of an input
+==================  =========================  =====================
+``token_embed``     a vector for each token    a matrix
+``embed``           one vector                 a vector
+``classify``        a score                    a list with it
+``token_classify``  a weight for each token    a list of them
+==================  =========================  =====================
 
 The first that a served model does is taken where a request names none. Inputs and options are those of
 ``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it. An input of a
 reranker is a whole prompt, with both sides of the pair in it, and its score a probability unless the request
-asks for the logit.
+asks for the logit. The first and the last token of an input have no weight.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingForm
 from tessera.frontend.service import TASKS, ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
-from tessera.models.base import OutputKind
+from tessera.models.base import TOKEN_WEIGHTS, Output, OutputKind
 
 _FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)
 
@@ -73,13 +74,16 @@ _LEFT_OUT: Final = (
     "return_colbert_vecs",
     "return_tokens",
     "max_active_dims",
+    "late_chunking",
 )
+_TOKEN_CLASSIFY: Final = "token_classify"
+
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS.schema,
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": list(TASKS.values())})
+        "task": nullable({"type": "string", "enum": [*TASKS.values(), _TOKEN_CLASSIFY]})
         | {
             "description": "What the model does, as `GET /v1/models` says it; others are refused.",
             "examples": ["embed"],
@@ -96,7 +100,7 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             raise InvalidInput(f"{name}: not supported by /pooling", param=name)
     if body.get("data") is not None:
         raise InvalidInput("data: is for plugins of other servers; send input or messages", param="data")
-    kind = _kind(body.get("task"), served)
+    names, output = _asked(body.get("task"), served)
     rest: JsonObject = {name: entry for name, entry in body.items() if name not in ("task", "data")}
     request = parse_embeddings(rest, limits=served.limits, models=served.names)
     if request.encoding_format is EncodingFormat.BYTES and len(request.inputs) > _MOST_INPUTS:
@@ -105,8 +109,8 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
             param="encoding_format",
         )
-    request = replace(request, outputs=served.of_kind(kind))
-    if kind is OutputKind.SCORE and request.dtype not in _FLOATS:
+    request = replace(request, outputs=names)
+    if output.width == 1 and request.dtype not in _FLOATS:
         raise InvalidInput(
             f"embed_dtype: a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}",
             param="embed_dtype",
@@ -114,17 +118,19 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
     return request
 
 
-def _kind(value: Json, served: Served) -> OutputKind:
-    """Return the kind of the output that a task means, the default's without one."""
+def _asked(value: Json, served: Served) -> tuple[tuple[str, ...], Output]:
+    """Return the output that a task means, as a request names it, and itself; the default without a task."""
     if value is None:
-        return served.output.kind
-    kinds = {TASKS[output.kind]: output.kind for output in served.outputs if output.kind in TASKS}
-    does = " or ".join(kinds)
+        return (), served.output
+    names = {TASKS[kind]: served.of_kind(kind) for kind in TASKS if kind in served.kinds}
+    if TOKEN_WEIGHTS in served.unlisted:
+        names[_TOKEN_CLASSIFY] = (TOKEN_WEIGHTS,)
+    does = " or ".join(names)
     if not isinstance(value, str):
         raise expected("task", does, value)
-    if value not in kinds:
+    if value not in names:
         raise InvalidInput(f"task: {served.model!r} does {does}, and not {value!r}", param="task")
-    return kinds[value]
+    return names[value], served.asked(names[value])[0]
 
 
 def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
@@ -134,6 +140,9 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
     if output.kind is OutputKind.SCORE and output.activation == "sigmoid" and request.normalize:
         rows = sigmoid(rows).astype(np.float32)
     values = finished(rows, request, output)
+    if output.name == TOKEN_WEIGHTS:
+        # A number for each token, not a row of one.
+        values = values[:, 0]
     head = {
         "id": f"pooling-{result.request_id}",
         "created": int(time.time()),

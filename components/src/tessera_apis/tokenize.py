@@ -34,7 +34,7 @@ class TokenizeRequest(EmbeddingsBody, kw_only=True):
     inputs: Annotated[Json, unread({})] = None
 
 
-FORM: Final = Form(TokenizeRequest, inert=INERT)
+FORM: Final = Form(TokenizeRequest, inert={**INERT, "late_chunking": (False,)})
 SCHEMA: Final = {
     **FORM.schema,
     "properties": FORM.schema["properties"]

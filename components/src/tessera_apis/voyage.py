@@ -1,16 +1,22 @@
-"""Voyage's ``/v1/multimodalembeddings``, each input a list of content parts, and its ``/v1/rerank``."""
+"""Voyage's ``/v1/multimodalembeddings``, ``/v1/contextualizedembeddings`` and ``/v1/rerank``.
+
+An input of the first is a list of content parts, one of the second a document, a list of its chunks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from tessera.errors import InvalidInput
 from tessera.frontend.api.body import Also, Flag, Form, Instruction, ModelName, Positive, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
+from tessera.frontend.api.documents import check_chunks, document_of
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows
 from tessera.frontend.api.openai import finished
@@ -24,13 +30,20 @@ from tessera.frontend.api.schema import (
     list_of,
     object_of,
 )
-from tessera.frontend.api.values import Json, JsonObject, non_empty_list
+from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, ScoreRequest
+from tessera.frontend.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    Input,
+    RequestLimits,
+    ScoreRequest,
+)
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
-from tessera.models.base import Role, Truncate
+from tessera.models.base import CHUNKS, Role, Truncate
 from tessera_apis.scores import (
     DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
@@ -89,6 +102,33 @@ class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
     )
 
 
+class VoyageContextualizedRequest(msgspec.Struct, kw_only=True):
+    """Declares the body of ``/v1/contextualizedembeddings``."""
+
+    inputs: Annotated[
+        Json,
+        unread(list_of(list_of(TEXT))),
+        about(
+            "Documents, each a list of its chunks in their order; a vector for each chunk. A query is a "
+            "document of one chunk.",
+            [["Berlin is the capital of Germany.", " It has 3.85 million inhabitants."]],
+        ),
+    ]
+    model: ModelName = None
+    input_type: Annotated[
+        Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
+    ] = None
+    encoding_format: Annotated[
+        EncodingFormat, _BASE64, about("How vectors are written; null: as numbers.")
+    ] = EncodingFormat.FLOAT
+    output_dimension: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
+    output_dtype: Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")] = (
+        EmbedDtype.FLOAT32
+    )
+
+
 class VoyageRerankRequest(msgspec.Struct, kw_only=True):
     """Declares Voyage's body of ``/v1/rerank``."""
 
@@ -102,6 +142,11 @@ class VoyageRerankRequest(msgspec.Struct, kw_only=True):
 
 
 EMBED: Final = Form(VoyageMultimodalRequest)
+CONTEXTUALIZED: Final = Form(
+    VoyageContextualizedRequest,
+    # Texts are cut into chunks by the client.
+    inert={"enable_auto_chunking": (False,), "chunk_size": (), "chunk_overlap": ()},
+)
 RERANK: Final = Form(VoyageRerankRequest)
 
 
@@ -139,6 +184,68 @@ def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> 
         },
     }
     return ResponseBody.of_json(body)
+
+
+def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
+    body, limits = CONTEXTUALIZED.read(value), served.limits
+    check_chunks(served, "model")
+    builder = InputBuilder.of(None, body.input_type, limits)
+    documents: list[Input] = []
+    left = limits.inputs
+    for index, entry in enumerate(non_empty_list(body.inputs, "inputs", most=limits.inputs)):
+        path = f"inputs[{index}]"
+        if not left:
+            raise _too_many(path, limits)
+        chunks = _chunks(entry, path, builder, most=left)
+        left -= len(chunks)
+        documents.append(document_of(chunks, path, limits))
+    return EmbeddingsRequest(
+        inputs=tuple(documents),
+        outputs=(CHUNKS,),
+        model=body.model,
+        encoding_format=body.encoding_format,
+        dtype=body.output_dtype,
+        dtype_param="output_dtype",
+        dimensions=body.output_dimension,
+        dimensions_param="output_dimension",
+    )
+
+
+def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> list[Input]:
+    if isinstance(value, list) and len(value) > most:
+        raise _too_many(param, builder.limits)
+    paths = [
+        (chunk, f"{param}[{place}]") for place, chunk in enumerate(non_empty_list(value, param, most=most))
+    ]
+    return [builder.build([builder.text(string(chunk, path), path)], path) for chunk, path in paths]
+
+
+def _too_many(param: str, limits: RequestLimits) -> InvalidInput:
+    return InvalidInput(f"{param}: a request may have {limits.inputs} chunks, and here are more", param=param)
+
+
+def write_contextualized(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    """Write a list for each document, with a vector for each of its chunks."""
+    values = finished(result.rows.values, request, served.output)
+    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
+    data = [
+        {
+            "object": "list",
+            "index": index,
+            "data": [
+                {"object": "embedding", "index": place, "embedding": row}
+                for place, row in enumerate(rows[first:last])
+            ],
+        }
+        for index, (first, last) in enumerate(pairwise(result.rows.bounds.tolist()))
+    ]
+    usage = {"total_tokens": result.usage.total_tokens}
+    return ResponseBody.of_json({"object": "list", "data": data, "model": served.model, "usage": usage})
+
+
+def _translate_contextualized(value: Json, served: Served) -> Translated:
+    request = parse_contextualized(value, served)
+    return Translated(request=request, write=partial(write_contextualized, request, served))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
@@ -184,6 +291,20 @@ _ANSWER: Final = object_of(
         total_tokens=WHOLE,
     ),
 )
+_CONTEXTUALIZED_ANSWER: Final = object_of(
+    object={"const": "list"},
+    data=list_of(
+        object_of(
+            object={"const": "list"},
+            index=WHOLE,
+            data=list_of(
+                object_of(object={"const": "embedding"}, embedding={"anyOf": [NUMBERS, TEXT]}, index=WHOLE)
+            ),
+        )
+    ),
+    model=TEXT,
+    usage=object_of(total_tokens=WHOLE),
+)
 ERROR: Final = object_of(detail=TEXT)
 
 RERANK_ANSWER: Final = object_of(
@@ -211,7 +332,16 @@ def _routes(service: Service) -> list[ApiRoute]:
             body=EMBED.schema,
             answer=_ANSWER,
             error=ERROR,
-        )
+        ),
+        service.endpoint.route(
+            "/v1/contextualizedembeddings",
+            _translate_contextualized,
+            name="contextualized_embed",
+            summary="Embed the chunks of documents",
+            body=CONTEXTUALIZED.schema,
+            answer=_CONTEXTUALIZED_ANSWER,
+            error=ERROR,
+        ),
     ]
 
 

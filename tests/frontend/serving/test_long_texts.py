@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ async def test_prompts_are_those_of_threads(prompter: Prompter, checkpoint: Path
         request = texts(*given, truncate=truncate)
         expected = await plain.build(request, nothing, call())
         assert_same(await prompter.build(request, nothing, call()), expected)
+
+
+async def test_documents_are_those_of_threads(prompter: Prompter, checkpoint: Path) -> None:
+    model = open_model(checkpoint)
+    plain = Prompter(model, model.max_tokens)
+    for truncate in (Truncate.NONE, Truncate.END):
+        (entry,) = texts("short").inputs
+        parts = ("short", " one more", LONG * 10_000)
+        document = replace(entry, parts=parts, size=sum(map(len, parts)), chunked=True)
+        request = EmbeddingsRequest(inputs=(document,), truncate=truncate)
+        (expected,) = await plain.build(request, [()], call())
+        (found,) = await prompter.build(request, [()], call())
+        assert_same([found], [expected])
+        if truncate is Truncate.END:
+            assert isinstance(found, Prompt) and isinstance(expected, Prompt)
+            assert found.chunks is not None and expected.chunks is not None
+            assert found.chunks.tolist() == expected.chunks.tolist() and len(found.chunks) == 4
 
 
 async def test_pairs_are_those_of_threads(tmp_path: Path) -> None:

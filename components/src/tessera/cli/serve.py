@@ -478,7 +478,8 @@ def check_frontends(given: LaunchSettings, asked: Asked) -> None:
 
 # What frontends are given by flags of the launcher that look at files, or are more than a word.
 _OF_FRONTENDS: Final = (
-    *("tls_cert", "tls_key", "max_file_size_mb", "dimensions_allowed", "allowed_local_media_path"),
+    *("tls_cert", "tls_key", "max_file_size_mb", "dimensions_allowed", "max_embed_tokens"),
+    "allowed_local_media_path",
 )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Model, Output, OutputKind, Pixels
+from tessera.models.base import CHUNKS, Model, Output, OutputKind, Pixels
 from tessera.rows import Rows
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 
 _NONE: Ids = np.empty(0, np.int32)
+_START: Ids = np.zeros(1, np.int32)
 
 
 Cost = Callable[[int, int, int], int]
@@ -147,11 +148,26 @@ class TextBatch:
     vision: tuple[torch.Tensor, ...]
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
     asked: tuple[tuple[str, ...], ...] = ()  # [batch], names of outputs; () where all ask the default
+    chunks: tuple[npt.NDArray[np.int32], ...] = ()  # [batch], as in PackedInput
 
     @property
     def names(self) -> list[str]:
         """The outputs that some sequence asks for."""
         return list(dict.fromkeys(name for names in self.asked for name in names or ("",)))
+
+
+def segments(batch: TextBatch) -> Ids:
+    """Return int32 ``[segments + 1]``, from 0: a batch cut at both ends of every chunk; none is empty.
+
+    What lies between the chunks of two inputs is a segment, too, so that segments bound each other.
+    """
+    if not any(map(len, batch.chunks)):
+        return _NONE
+    return np.unique(np.concatenate((_START, *_packed_chunks(batch))))
+
+
+def _packed_chunks(batch: TextBatch) -> list[Ids]:
+    return [own + start for own, start in zip(batch.chunks, batch.cu_seqlens[:-1], strict=True)]
 
 
 def output_bounds(batch: TextBatch, output: Output) -> Bounds:
@@ -196,6 +212,16 @@ def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids
     return scaled(computed, bounds, output, indices)
 
 
+def named_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
+    """As ``output_rows``, of an output by its name: of ``CHUNKS`` each segment's row is computed."""
+    if output.name != CHUNKS:
+        return output_rows(computed, batch, output, indices)
+    firsts = np.concatenate([own[:-1] for own in _packed_chunks(batch)])
+    counts = [max(0, len(own) - 1) for own in batch.chunks]
+    of_chunks = computed[np.searchsorted(segments(batch), firsts)]
+    return scaled(of_chunks, np.cumsum([0, *counts], dtype=np.int64), output)
+
+
 def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None = None) -> Rows:
     """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled if ``output`` says so.
 
@@ -231,6 +257,8 @@ class PackedInput:
     asked: tuple[str, ...] = ()
     """The outputs that are asked for, in this order; none: the default."""
     vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
+    chunks: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
+    """int32 ``[chunks + 1]``, ascending: the bounds of its chunks in it; empty without any."""
 
 
 def pack(sequences: Sequence[PackedInput]) -> TextBatch:
@@ -253,6 +281,7 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
         asked=tuple([sequence.asked for sequence in sequences])
         if any(sequence.asked for sequence in sequences)
         else (),
+        chunks=tuple([sequence.chunks for sequence in sequences]),
     )
 
 
@@ -284,6 +313,7 @@ def split(batch: TextBatch, count: int) -> list[TextBatch]:
             vision=batch.vision[images[piece] : images[piece + 1]],
             vision_index=batch.vision_index[rows[piece] : rows[piece + 1]] - bounds[first],
             asked=batch.asked[first:last],
+            chunks=batch.chunks[first:last],
         )
         for piece, (first, last) in enumerate(pairwise(cuts))
     ]

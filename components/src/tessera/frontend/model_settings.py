@@ -50,6 +50,17 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "than one that was: measure what your search loses",
         ),
     ] = ""
+    max_embed_tokens: Annotated[
+        int,
+        Setting(
+            flag="--max-embed-tokens",
+            check=NOT_NEGATIVE,
+            help="tokens of a text that is longer than the model reads: it is cut into runs, and the mean of "
+            "their vectors is its own; 0: it is refused",
+            more="As vLLM's `enable_chunked_processing` with `max_embed_len`, of models that pool by mean; a "
+            "request that asks to truncate is truncated",
+        ),
+    ] = 0
     embed_endpoint: Annotated[
         str,
         Setting(flag="--embed-endpoint", help="dyn://namespace.component.endpoint of the embed workers"),
@@ -142,6 +153,8 @@ def _read(value: Any, index: int, said: str) -> ModelSettings:
         raise ConfigError(f"{said}: slot: must be 0 to {_MOST - 1}, not {model.slot}")
     if refusal := no_widths("dimensions_allowed", model.dimensions_allowed):
         raise ConfigError(f"{said}: {refusal}")
+    if model.max_embed_tokens < 0:
+        raise ConfigError(f"{said}: max_embed_tokens: must not be negative, not {model.max_embed_tokens}")
     return model
 
 

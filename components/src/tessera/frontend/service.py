@@ -36,7 +36,7 @@ from tessera.frontend.serving.towers import TowersDispatcher
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model, try_out
-from tessera.models.base import OutputKind, Outputs, outputs_of
+from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of, unlisted_of
 from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
@@ -191,6 +191,11 @@ class Service:
         # Of a service's frontends one: it takes a tenth of a second.
         if (seat := self.settings.seat) is None or seat.index == 0:
             await asyncio.to_thread(try_out, model)
+        if given.max_embed_tokens and chunks_of(model) is None:
+            raise ConfigError(
+                f"--max-embed-tokens {given.max_embed_tokens}: a vector of {given.name!r} is not the mean of "
+                "its tokens' states, and so no mean of the vectors of runs"
+            )
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
         embed, encode = [
             Peers(await Client.connect(self.runtime, address), _same_model(model), caller=self._caller)
@@ -224,6 +229,7 @@ class Service:
                 names=given.served_model_names,
                 output=model.output,
                 outputs=outputs_of(model),
+                unlisted=unlisted_of(model),
                 limits=settings.limits.request,
                 token_text=model.token_text,
             ),
@@ -240,9 +246,10 @@ class Service:
                 long_texts=LongTexts(
                     given.directory,
                     given.model_options,
-                    max_tokens=model.max_tokens,
+                    max_tokens=max(model.max_tokens, given.max_embed_tokens),
                     seconds=settings.limits.timeout_seconds,
                 ),
+                max_embed_tokens=given.max_embed_tokens,
             ),
             room=room,
             metrics=metrics,
@@ -316,6 +323,7 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
             {"name": output.name, "kind": output.kind.value, "width": output.width, "most": output.most}
             for output in served.served.outputs
         ],
+        "late_chunking": chunks_of(model) is not None,
         "images": model.vision is not None,
         "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),

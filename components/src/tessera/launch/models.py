@@ -55,7 +55,11 @@ class WantedModel:
     def of_workers(self) -> Self:
         """What its workers are started for: the same where frontends alone see a difference."""
         settings = replace(
-            self.settings, dimensions_allowed="", expect_embed_workers="", expect_encode_workers=""
+            self.settings,
+            dimensions_allowed="",
+            max_embed_tokens=0,
+            expect_embed_workers="",
+            expect_encode_workers="",
         )
         if "--dynamo-model" not in self.worker:
             settings = replace(settings, served_model_name=self.name)
@@ -237,6 +241,7 @@ class Deployed:
         self.settings = replace(
             self.settings,
             dimensions_allowed=own.dimensions_allowed,
+            max_embed_tokens=own.max_embed_tokens,
             expect_embed_workers=own.expect_embed_workers,
             expect_encode_workers=own.expect_encode_workers,
         )
@@ -257,6 +262,7 @@ class Deployed:
             "model_options": json.loads(settings.model_options or "{}"),
             "served_model_names": self.wanted.settings.model_names,
             "dimensions_allowed": settings.dimensions_allowed,
+            "max_embed_tokens": settings.max_embed_tokens,
             "embed_endpoint": f"dyn://{space}.embed.generate",
             "encode_endpoint": settings.encode_endpoint or f"dyn://{space}.encode.generate",
             "expected_embed": int(embed),

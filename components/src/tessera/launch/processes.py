@@ -66,8 +66,11 @@ def frontend_flags(settings: Shared, port: int, models: Path | None = None) -> l
         flags.append(f"--tls-key={settings.tls_key}")
     if models is not None:
         flags += ["--models", str(models)]
-    elif settings.dimensions_allowed:
-        flags.append(f"--dimensions-allowed={settings.dimensions_allowed}")
+    else:
+        if settings.dimensions_allowed:
+            flags.append(f"--dimensions-allowed={settings.dimensions_allowed}")
+        if settings.max_embed_tokens:
+            flags += ["--max-embed-tokens", str(settings.max_embed_tokens)]
     if settings.allowed_local_media_path:
         flags += ["--allowed-local-media-path", settings.allowed_local_media_path]
     return flags

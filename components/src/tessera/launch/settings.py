@@ -155,6 +155,13 @@ class Shared:
             "as 256,512,1024 or 64-2048",
         ),
     ] = ""
+    max_embed_tokens: Annotated[
+        int,
+        _MODEL(
+            help="tokens of a text that is longer than the model reads: it is cut into runs, and the mean of "
+            "their vectors is its own; 0: it is refused",
+        ),
+    ] = 0
     modality: Annotated[Modality, _MODEL(help="`text` makes embed workers that never ask for images")] = (
         "multimodal"
     )

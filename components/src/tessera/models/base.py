@@ -21,7 +21,9 @@ import numpy.typing as npt
 from tessera.checkpoint.declared import Task
 from tessera.errors import UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
+from tessera.nn.outputs import CHUNKS as CHUNKS
 from tessera.nn.outputs import STATES as STATES
+from tessera.nn.outputs import TOKEN_WEIGHTS as TOKEN_WEIGHTS
 from tessera.nn.outputs import HeadRows as HeadRows
 from tessera.nn.spec import Pooling
 
@@ -154,7 +156,8 @@ class Output:
     ``unit_length`` says that a row is scaled to length 1 before anybody sees it, ``pooling`` how rows are
     made of the tokens' states; None where the family does not say. ``activation`` is of scores.
     ``name`` is what requests call it, without one as its kind is called. Rows of a sparse output are one
-    wide, and ``most`` bounds them for an input; without it an input has at most one for each token.
+    wide, and ``most`` bounds them for an input; without it an input has at most one for each token. Of the
+    output ``CHUNKS`` it has one for each of its chunks, which are counted in place of its tokens.
     """
 
     kind: OutputKind
@@ -190,13 +193,15 @@ class Content:
     Token ids are taken as they are, without prefix, instruction or special tokens. They come alone, or before
     the images whose placeholders they hold.
     ``instruction`` is None where the client gave none. ``prompt`` takes the place of the role's prompt; only
-    families that read what a checkpoint declares are given one.
+    families that read what a checkpoint declares are given one. With ``chunked`` each text is a chunk, whose
+    tokens no other text shares; a ``ChunkedModel`` alone is given such a content.
     """
 
     parts: tuple[Part, ...]
     role: Role = Role.NONE
     instruction: str | None = None
     prompt: str | None = None
+    chunked: bool = False
 
     @property
     def images(self) -> tuple[ImagePlan, ...]:
@@ -212,12 +217,14 @@ class Prompt:
     """One input as the backbone reads it.
 
     ``tokens`` is int32 ``[n]`` with a placeholder token for each vision row; ``image_tokens`` counts the
-    placeholders. ``truncated`` says that text was dropped.
+    placeholders. ``truncated`` says that text was dropped. ``chunks``, int32 ``[chunks + 1]``, bounds the
+    chunks of a content that has some: a prompt and control tokens around them are in none.
     """
 
     tokens: Int32Array
     image_tokens: int
     truncated: bool = False
+    chunks: Int32Array | None = None
 
     @property
     def text_tokens(self) -> int:
@@ -311,8 +318,12 @@ class NamingModule(TextModule, Protocol):
         lengths: Sequence[int],
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
+        segments: torch.Tensor,  # int32 [segments + 1], bounds in the packed axis, from 0
     ) -> Sequence[HeadRows]:
-        """As the call, for the outputs of these names; an empty one is the default output."""
+        """As the call, for the outputs of these names; an empty one is the default output.
+
+        ``CHUNKS`` gives a row for each of the ``segments``, chunks and what lies between them.
+        """
         ...
 
 
@@ -477,6 +488,26 @@ class SeveralOutputs(Model, Protocol):
 
 
 @runtime_checkable
+class ChunkedModel(Model, Protocol):
+    """A model that may pool each chunk of an input by itself, behind one pass over the whole."""
+
+    @property
+    def chunks(self) -> Output | None:
+        """The output ``CHUNKS``; None where a vector is not the mean of its tokens' states."""
+        ...
+
+
+@runtime_checkable
+class WeighingModel(Model, Protocol):
+    """A model that may give the weight of each token, beside a sparse output that has one of each id."""
+
+    @property
+    def token_weights(self) -> Output | None:
+        """The output ``TOKEN_WEIGHTS``, of all tokens but the first and the last; None without a head."""
+        ...
+
+
+@runtime_checkable
 class StagedModel(Model, Protocol):
     """A model whose stages can be asked for their own rows, ``STATES`` and ``VISION``."""
 
@@ -510,6 +541,17 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 
 
+def chunks_of(model: Model) -> Output | None:
+    """Return the output of chunks, None for a model that has none."""
+    return model.chunks if isinstance(model, ChunkedModel) else None
+
+
+def unlisted_of(model: Model) -> Mapping[str, Output]:
+    """Return the outputs by name that requests for several do not name: routes of their own ask for them."""
+    weights = model.token_weights if isinstance(model, WeighingModel) else None
+    return {output.name: output for output in (chunks_of(model), weights) if output is not None}
+
+
 def outputs_of(model: Model) -> Sequence[Output]:
     """The outputs that a model declares, the default first."""
     others = model.outputs[1:] if isinstance(model, SeveralOutputs) else ()
@@ -517,7 +559,7 @@ def outputs_of(model: Model) -> Sequence[Output]:
 
 
 class Outputs:
-    """All that a request may ask a model for, by name: its outputs, and the rows of its stages."""
+    """All that a request may ask a model for, by name: its outputs, those of routes and of its stages."""
 
     def __init__(self, declared: Sequence[Output], stages: Sequence[Output] = ()) -> None:
         self._default = (declared[0],)
@@ -526,7 +568,7 @@ class Outputs:
 
     @classmethod
     def of_model(cls, model: Model) -> Outputs:
-        """Return what a model declares, and what its stages give."""
+        """Return what a model declares, what its stages give, and what routes of their own ask for."""
         stages = []
         if isinstance(model, StagedModel):
             width = model.state_width
@@ -534,7 +576,7 @@ class Outputs:
         if model.vision is not None:
             width = model.vision.row_width
             stages.append(Output(kind=OutputKind.TOKENS, width=width, unit_length=False, name=VISION))
-        return cls(outputs_of(model), stages)
+        return cls(outputs_of(model), [*stages, *unlisted_of(model).values()])
 
     def of(self, names: Sequence[str]) -> tuple[Output, ...]:
         """Return the outputs of these names, without any the default.

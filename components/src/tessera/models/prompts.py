@@ -239,6 +239,44 @@ class Assembler:
                 tokens[place] = np.full(segment.rows, self._placeholder, np.int32)
         return Prompt(tokens=np.concatenate(tokens), image_tokens=image_tokens, truncated=truncated)
 
+    def document(
+        self,
+        segments: Sequence[Segment],
+        chunks: Sequence[str],
+        *,
+        max_tokens: int,
+        truncate: Truncate,
+        param: str,
+    ) -> Prompt:
+        """Tokenise a prompt of texts, each of the ``chunks`` that its only run is made of by itself.
+
+        Raises ``InvalidInput`` as ``prompt``, and naming a chunk that has no token, or is left none.
+        """
+        (at,) = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
+        whole = segments[at]
+        assert isinstance(whole, Run) and whole.text == "".join(chunks)
+        runs = [Run("" if place else whole.prefix, chunk) for place, chunk in enumerate(chunks)]
+        parts: list[Segment] = [*segments[:at], *runs, *segments[at + 1 :]]
+        try:
+            tokens = [
+                self._tokenizer.ids(part.prefix + part.text) if isinstance(part, Run) else self._known(part)
+                for part in parts
+            ]
+        except UnicodeEncodeError as error:
+            raise no_text(error, param) from error
+        length = sum(map(len, tokens))
+        if truncated := length > max_tokens:
+            refuse_unless_truncating(length, max_tokens, truncate, param)
+            self._cut(parts, tokens, length, max_tokens, truncate, param)
+        bounds = np.cumsum([0, *map(len, tokens)], dtype=np.int32)[at : at + len(chunks) + 1].copy()
+        bounds[0] += self._head(parts[at], tokens[at])
+        if (empty := np.flatnonzero(bounds[1:] <= bounds[:-1])).size:
+            name = f"{param}[{empty[0]}]"
+            raise InvalidInput(
+                f"{name}: no token is left of this chunk: it has none, or they were truncated", param=name
+            )
+        return Prompt(tokens=np.concatenate(tokens), image_tokens=0, truncated=truncated, chunks=bounds)
+
     def pieces(self, segments: Sequence[Segment], *, param: str) -> list[Piece]:
         """The tokens one by one; places count the characters of all texts of the prompt."""
         pieces: list[Piece] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn
@@ -22,6 +23,7 @@ from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
+    CHUNKS,
     Content,
     Empty,
     Feature,
@@ -40,7 +42,7 @@ from tessera.models.base import (
     sequential,
 )
 from tessera.models.declared import declared_text, longest
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction
+from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, texts_of
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
@@ -123,6 +125,14 @@ class TowerModel:
         """All outputs, the tower's own first; families with heads have further ones."""
         return (self.output,)
 
+    @cached_property
+    def chunks(self) -> Output | None:
+        """The output of chunks, where the mean of all tokens' states is all that a vector is made of."""
+        means = {self.text.pooling, *self.text.besides} == {"mean"}
+        if self.kind is not OutputKind.VECTOR or not means:
+            return None
+        return replace(self.output, kind=OutputKind.TOKENS, name=CHUNKS)
+
     @property
     def vocab_size(self) -> int:
         return self.text.vocab_size
@@ -146,8 +156,9 @@ class TowerModel:
             raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
         if content.images and self.placeholder is None:
             self._refuse_image(param)
-        segments = self.segments(content, param=param)
-        return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
+        made, segments = self._assembler, self.segments(content, param=param)
+        assemble = partial(made.document, chunks=texts_of(content)) if content.chunked else made.prompt
+        return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 
     @property
     def lacking(self) -> str:

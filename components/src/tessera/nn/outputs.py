@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 STATES: Final = "states"
 """The output of each token's last hidden state, behind the final norm, before pooling."""
 
+CHUNKS: Final = "chunks"
+"""The output of each chunk of an input, pooled of the chunk's own tokens behind a pass over all of them."""
+
+TOKEN_WEIGHTS: Final = "token_weights"
+"""The output of each token's own weight, of which a sparse output has the largest for each id."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.layer import Stack, norm
-from tessera.nn.outputs import STATES, HeadRows, OutputHead
+from tessera.nn.outputs import CHUNKS, STATES, HeadRows, OutputHead
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import HeadSpec, TextSpec
@@ -167,15 +167,22 @@ class TextTower(nn.Module):
         lengths: Sequence[int],
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
+        segments: torch.Tensor,
     ) -> list[HeadRows]:
-        """Give outputs by name of one pass: the tower's own rows, hidden states, and those of ``heads``."""
+        """Give outputs by name of one pass: the tower's own rows, hidden states, and those of ``heads``.
+
+        The rows of chunks are pooled as the tower's own are, of ``segments`` in place of sequences.
+        """
         sequences = self.form.packed(cu_seqlens, lengths)
         hidden = self.encode(self.embed(input_ids, vision_rows, vision_index), positions, sequences)
-        states = None if set(names) <= {"", self.name} else hidden.float()
+        states = None if set(names) <= {"", self.name, CHUNKS} else hidden.float()
         found: list[HeadRows] = []
         pooling = self.pooling(sequences, cu_seqlens, positions)
         for name in names:
-            if states is None or name in ("", self.name):
+            if name == CHUNKS:
+                # Pooling needs no lengths on the host.
+                found.append(HeadRows(self.rows(hidden, self.form.packed(segments, ()))))
+            elif states is None or name in ("", self.name):
                 found.append(HeadRows(self.rows(hidden, pooling)))
             elif name == STATES:
                 found.append(HeadRows(states))

@@ -37,6 +37,20 @@ class TokenWeights(nn.Module):
         return HeadRows(weights, input_ids.masked_fill(torch.isin(input_ids, self.dropped), _NONE))
 
 
+class EachWeight(TokenWeights):
+    """Float32 ``[tokens, 1]`` as ``TokenWeights``, of every token but the first and the last of an input.
+
+    As vLLM's ``BgeM3EmbeddingModel`` pools for ``token_classify``.
+    """
+
+    def forward(
+        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> HeadRows:
+        weights = linear(states, self.weight, self.bias).relu()
+        ends = torch.cat([cu_seqlens[:-1], cu_seqlens[1:] - 1]).long()
+        return HeadRows(weights, input_ids.index_fill(0, ends, _NONE))
+
+
 class TokenVectors(nn.Module):
     """Float32 ``[tokens, width]``, ``W h + b``; the first token of an input has none.
 

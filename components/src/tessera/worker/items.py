@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.engine.batch import PackedInput
 from tessera.errors import InvalidInput, ProtocolError, UnsupportedOperation
-from tessera.models.base import SCORES, STATES, VISION, Model, Output, OutputKind, Outputs
+from tessera.models.base import CHUNKS, SCORES, STATES, VISION, Model, Output, OutputKind, Outputs
 
 _INT32: Final = np.dtype("<i4")
 _UINT32: Final = np.dtype("<u4")
@@ -55,7 +55,19 @@ class ItemReader:
             )
         if item.images:
             return self._with_images(item, tokens, asked)
+        if item.chunks:
+            return self._with_chunks(item, tokens, asked)
         return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), asked=asked)
+
+    def _with_chunks(
+        self, item: wire.Item, tokens: npt.NDArray[np.int32], asked: tuple[str, ...]
+    ) -> PackedInput:
+        bounds = np.frombuffer(item.chunks[: len(item.chunks) // 4 * 4], _INT32)
+        ascend = len(bounds) > 1 and bool((bounds[1:] > bounds[:-1]).all())
+        if len(item.chunks) % 4 or not ascend or bounds[0] < 0 or bounds[-1] > len(tokens):
+            raise InvalidInput(f"the chunks are not bounds in {len(tokens)} tokens", param=item.param)
+        positions = self._model.positions(tokens, ())
+        return PackedInput(tokens=tokens, positions=positions, asked=asked, chunks=bounds)
 
     def _with_images(
         self, item: wire.Item, tokens: npt.NDArray[np.int32], asked: tuple[str, ...]
@@ -88,6 +100,10 @@ class ItemReader:
         if request.queries:
             raise ProtocolError(f"queries came with a request for the outputs {', '.join(names)}")
         outputs = self._outputs.of(names)
+        chunked = CHUNKS in names
+        for item in request.items:
+            if bool(item.chunks) is not chunked or (chunked and (item.images or len(names) > 1)):
+                raise InvalidInput("chunks of text have the output 'chunks', and no other", param=item.param)
         if names != (VISION,):
             for name in names:
                 if name not in self._gives:

@@ -161,6 +161,8 @@ class Lines:
 
         try:
             request = parse_embeddings(body, models=self.honoured.models if self.honoured else ())
+            if request.inputs[0].chunked:
+                raise InvalidInput("late_chunking: every input is embedded by itself here")
             if self.honoured is not None:
                 _check(request, self.honoured)
         except InvalidInput as error:

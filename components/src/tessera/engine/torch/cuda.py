@@ -12,7 +12,15 @@ import numpy.typing as npt
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_rows, rows_as_asked
+from tessera.engine.batch import (
+    TextBatch,
+    VisionBatch,
+    named_rows,
+    output_bounds,
+    output_rows,
+    rows_as_asked,
+    segments,
+)
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
@@ -104,23 +112,23 @@ class CudaText(_CudaStage):
     ) -> Launched[list[Rows]]:
         """Run one pass for all ``outputs``; no graph was recorded of what comes before pooling."""
         names = list(outputs)
-        arrays = [batch.input_ids, batch.positions, batch.cu_seqlens, batch.vision_index]
+        arrays = [batch.input_ids, batch.positions, batch.cu_seqlens, batch.vision_index, segments(batch)]
         with torch.inference_mode():
             with self._streams.copying():
                 staged, indices = sent(arrays, self._streams, self._placement.device)
                 sources, rows = self._rows(batch)
             with self._streams.computing():
-                input_ids, positions, cu_seqlens, vision_index = indices
+                input_ids, positions, cu_seqlens, vision_index, cuts = indices
                 given = rows.to(self._placement.torch_dtype)
                 computed = module.named(
-                    names, input_ids, positions, cu_seqlens, batch.lengths, given, vision_index
+                    names, input_ids, positions, cu_seqlens, batch.lengths, given, vision_index, cuts
                 )
                 fetched = [(self._fetched(own.values), self._fetched(own.indices)) for own in computed]
                 keep = (staged, indices, sources, rows, computed)
 
                 def finished() -> list[Rows]:
                     found = {
-                        name: output_rows(
+                        name: named_rows(
                             values.numpy(), batch, outputs[name], None if ids is None else ids.numpy()
                         )
                         for name, (values, ids) in zip(names, fetched, strict=True)

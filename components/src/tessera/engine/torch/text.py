@@ -14,9 +14,11 @@ import torch
 from tessera.engine.batch import (
     Cost,
     TextBatch,
+    named_rows,
     output_rows,
     packed_cost,
     rows_as_asked,
+    segments,
     split,
     zeros,
 )
@@ -124,9 +126,9 @@ class TorchTextEngine:
     def _named(self, module: NamingModule, batch: TextBatch) -> list[Rows]:
         names = batch.names
         with torch.inference_mode():
-            computed = module.named(names, *self._arguments(batch))
+            computed = module.named(names, *self._arguments(batch), torch.from_numpy(segments(batch)))
             outputs = {
-                name: output_rows(
+                name: named_rows(
                     rows.values.numpy(),
                     batch,
                     self._outputs[name],

@@ -67,6 +67,7 @@ from tessera.frontend.api.content import (
     read_tokens,
     split_messages,
 )
+from tessera.frontend.api.documents import check_chunks, document_of
 from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated
 from tessera.frontend.api.formats import (
     ResponseBody,
@@ -120,7 +121,7 @@ from tessera.frontend.request import (
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
-from tessera.models.base import Output, OutputKind, Role, Truncate
+from tessera.models.base import CHUNKS, Output, OutputKind, Role, Truncate
 from tessera.models.declared import NAMED_ROLES
 from tessera.rows import Rows
 
@@ -132,7 +133,6 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
     "continue_final_message": (False,),
     "embed_override_token_id": (),
     "embed_overrides": (),
-    "late_chunking": (False,),
     "late_chunking_params": (),
     "lora_path": (),
     "media_io_kwargs": ({},),
@@ -409,7 +409,7 @@ _OUTPUT_TYPES: Final = {
 
 
 class NamedOutputsBody(EmbeddingsBody, kw_only=True):
-    """Declares what ``/v1/embeddings`` has beside: outputs by name."""
+    """Declares what ``/v1/embeddings`` has beside: outputs by name, and chunks of a document."""
 
     output_types: Annotated[
         tuple[str, ...],
@@ -431,6 +431,13 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
         whole("a positive number of weights", 1),
         about("The most weights of a sparse output, the largest ones.", 128),
     ] = None
+    late_chunking: Annotated[
+        Flag,
+        about(
+            "Whether the inputs are the chunks of one document: each gets a vector of its own tokens, behind "
+            "one pass over all of them. `GET /v1/models` says which models can."
+        ),
+    ] = False
 
     def names(self) -> tuple[str, ...]:
         """Return the outputs that are asked for, each once; none where the body names none."""
@@ -471,14 +478,37 @@ def parse_embeddings(
     limits, given = limits or RequestLimits(), json_object(value)
     if not given.keys() <= _PLAIN:
         body = read_body(EMBEDDINGS, given)
-        request = translate(body, limits, models)
-        if not (names := body.names()):
-            return request
-        return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
+        return _with_outputs(translate(body, limits, models), body, limits)
     model = given.get("model")
     model = None if model is None else filled_string(model, "model")
     plain = EmbeddingsBody(input=given.get("input"), model=model)
     return _request(plain, limits, models, {}, None, None)
+
+
+def _with_outputs(
+    request: EmbeddingsRequest, body: NamedOutputsBody, limits: RequestLimits
+) -> EmbeddingsRequest:
+    """Return a request with the outputs that its body asks for."""
+    if body.late_chunking:
+        return _of_document(request, body, limits)
+    if not (names := body.names()):
+        return request
+    return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
+
+
+def _of_document(
+    request: EmbeddingsRequest, body: NamedOutputsBody, limits: RequestLimits
+) -> EmbeddingsRequest:
+    """Make the inputs of a request the chunks of one document."""
+    for name, given in (
+        ("messages", body.messages is not None),
+        ("partial", body.partial),
+        ("return_multivector", body.return_multivector),
+        ("output_types", bool(body.names())),
+    ):
+        if given:
+            raise InvalidInput(f"late_chunking: contradicts {name}", param="late_chunking")
+    return replace(request, inputs=(document_of(request.inputs, "input", limits),), outputs=(CHUNKS,))
 
 
 def read_body(form: Form[E], value: Json) -> E:
@@ -843,6 +873,18 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
+    if request.outputs or request.multivector:
+        return _translate_other(request, served)
+    return Translated(request=request, write=partial(write_embeddings, request, served))
+
+
+def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
+    """Check a request for other rows than a vector of each input."""
+    if request.outputs == (CHUNKS,):
+        check_chunks(served, "late_chunking")
+        # Each chunk's vector is written as that of an input.
+        write = partial(write_embeddings, replace(request, outputs=()), served)
+        return Translated(request=request, write=write)
     if request.outputs:
         request = _named(request, served)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
@@ -850,10 +892,7 @@ def _translate(body: Json, served: Served) -> Translated:
             f"return_multivector: {served.model!r} gives one vector for each input, and none for its tokens",
             param="return_multivector",
         )
-    return Translated(
-        request=request,
-        write=partial(write_embeddings, request, served),
-    )
+    return Translated(request=request, write=partial(write_embeddings, request, served))
 
 
 def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:

@@ -163,6 +163,10 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "description": "What `output_types` may name, the default first. `most` bounds the rows of an input; "
         "null: one for each token where there are several.",
     },
+    "late_chunking": {
+        "type": "boolean",
+        "description": "Whether the chunks of a document may have a vector each of one pass over the whole.",
+    },
     "images": {"type": "boolean", "description": "Whether the model takes images."},
     "task": {**TEXT, "description": "What it does, as `/pooling` calls that."},
     "pooling": {

@@ -113,10 +113,10 @@ class Answer:
 
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
-        tokens = [item.token_count for item in items]
-        rows = Rows.zeros(row_bounds(output, tokens), output.width)
+        sizes = [item.chunk_count if item.chunks else item.token_count for item in items]
+        rows = Rows.zeros(row_bounds(output, sizes), output.width)
         if others:
-            more = [Rows.zeros(row_bounds(other, tokens), other.width) for other in others]
+            more = [Rows.zeros(row_bounds(other, sizes), other.width) for other in others]
             rows = replace(rows, others=tuple(more))
         return cls(rows, [0] * len(items))
 
@@ -139,11 +139,11 @@ class Answer:
             self.errors[items[position]] = failure.error()
 
 
-def row_bounds(output: Output, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the bounds, int64 ``[inputs + 1]``, of the rows that inputs of so many tokens become."""
+def row_bounds(output: Output, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the bounds, int64 ``[inputs + 1]``, of the rows of inputs of so many tokens, or chunks."""
     if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
-        return np.arange(len(tokens) + 1, dtype=np.int64)
-    return np.fromiter(accumulate(map(output.rows, tokens), initial=0), np.int64, len(tokens) + 1)
+        return np.arange(len(sizes) + 1, dtype=np.int64)
+    return np.fromiter(accumulate(map(output.rows, sizes), initial=0), np.int64, len(sizes) + 1)
 
 
 def _received(reply: wire.EmbedReply, like: Rows) -> Rows:

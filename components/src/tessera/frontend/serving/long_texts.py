@@ -93,11 +93,12 @@ class PairsTask:
 
 
 class _Built(msgspec.Struct, frozen=True, tag=True):
-    """A prompt, with its tokens as bytes of int32."""
+    """A prompt, with its tokens and the bounds of its chunks as bytes of int32."""
 
     tokens: bytes
     image_tokens: int
     truncated: bool
+    chunks: bytes | None = None
 
 
 class _Done(msgspec.Struct, frozen=True):
@@ -194,7 +195,12 @@ class LongTexts:
                 if len(tokens) > self._max_tokens:
                     raise ProcessLost("crash")
                 prompts.append(
-                    Prompt(tokens=tokens, image_tokens=built.image_tokens, truncated=built.truncated)
+                    Prompt(
+                        tokens=tokens,
+                        image_tokens=built.image_tokens,
+                        truncated=built.truncated,
+                        chunks=None if built.chunks is None else np.frombuffer(built.chunks, np.int32),
+                    )
                 )
         except (msgspec.MsgspecError, ValueError):
             raise ProcessLost("crash") from None
@@ -252,7 +258,8 @@ class Handler:
                 )
                 continue
             tokens = prompt.tokens.astype(np.int32, copy=False).tobytes()
-            built.append(_Built(tokens, prompt.image_tokens, prompt.truncated))
+            chunks = None if prompt.chunks is None else prompt.chunks.tobytes()
+            built.append(_Built(tokens, prompt.image_tokens, prompt.truncated, chunks))
         data = msgspec.msgpack.encode(built)
         memory[: len(data)] = np.frombuffer(data, np.uint8)
         return msgspec.msgpack.encode(_Done(len(data)))

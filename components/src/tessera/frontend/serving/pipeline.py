@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -23,9 +24,11 @@ from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, S
 from tessera.frontend.serving.images import ImageReader, KnownMedia, Visions
 from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
+from tessera.frontend.serving.runs import Runs
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
 from tessera.models.base import (
+    CHUNKS,
     Model,
     Output,
     OutputKind,
@@ -159,8 +162,9 @@ def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str 
 class Pipeline:
     """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP.
 
-    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input. ``long_texts``
-    makes the prompts that threads would be at for seconds.
+    ``widths`` are those that a vector may be cut to, ``max_tokens`` is the longest input, and a text of up to
+    ``max_embed_tokens`` is embedded in runs. ``long_texts`` makes the prompts that threads would be at for
+    seconds.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class Pipeline:
         widths: Widths | None = None,
         salt: Salt = NO_SALT,
         long_texts: LongTexts | None = None,
+        max_embed_tokens: int = 0,
     ) -> None:
         self._model = model
         self._salt = salt
@@ -186,7 +191,8 @@ class Pipeline:
         self._embedder = embedder
         self._metrics = metrics
         self._outputs = Outputs.of_model(model)
-        self._prompter = Prompter(model, self.max_tokens, long_texts)
+        self._in_runs = max_embed_tokens > self.max_tokens
+        self._prompter = Prompter(model, self.max_tokens, long_texts, max_embed_tokens=max_embed_tokens)
 
     def outputs_of(self, request: EmbeddingsRequest) -> tuple[Output, ...]:
         """Return what its inputs become; raises ``UnsupportedOperation`` for an output that is not there."""
@@ -225,7 +231,8 @@ class Pipeline:
             raise errors[min(errors)]
         outputs = self.outputs_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        each = tuple([row_bounds(output, lengths) for output in outputs])
+        sizes = _chunk_counts(prompts) if request.outputs == (CHUNKS,) else lengths
+        each = tuple([row_bounds(output, sizes) for output in outputs])
         bounds = each[0] if len(each) == 1 else np.sum(each, axis=0)
         cost = Cost(
             tokens=sum(lengths),
@@ -245,7 +252,8 @@ class Pipeline:
             if request.outputs:
                 call = replace(call, outputs=request.outputs)
             with self._dispatching({"tessera.items": len(items)}, work.cost):
-                answer = await self._embedder.embed(items, call)
+                embed = partial(self._embed_in_runs, request) if self._in_runs else self._embedder.embed
+                answer = await embed(items, call)
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
@@ -266,6 +274,17 @@ class Pipeline:
             image_pixels=sum([vision.pixels for _, images in done for vision in images]),
             timings=answer.timings,
         )
+
+    async def _embed_in_runs(
+        self, request: EmbeddingsRequest, items: Sequence[wire.Item], call: Call
+    ) -> Answer:
+        """Embed items of which some may be longer than the model reads."""
+        if all(item.token_count <= self.max_tokens for item in items):
+            return await self._embedder.embed(items, call)
+        runs = Runs.of(items, self.max_tokens)
+        answer = await self._embedder.embed(runs.items, call)
+        vectors = _scaled(answer.rows, self._model.output, normalize=request.normalize).values
+        return runs.joined(answer, vectors, normalize=request.normalize)
 
     def _finished(self, rows: Rows, bounds: npt.NDArray[np.int64], output: Output, work: Work) -> Rows:
         """Return the rows of one output as the request wants them, those that hold something."""
@@ -427,9 +446,15 @@ def _scaled(rows: Rows, output: Output, *, normalize: bool) -> Rows:
     return replace(rows, values=(rows.values / np.maximum(norms, _EPSILON)[:, None]).astype(np.float32))
 
 
+def _chunk_counts(prompts: Sequence[Prompt | TesseraError]) -> list[int]:
+    chunks = [None if isinstance(prompt, TesseraError) else prompt.chunks for prompt in prompts]
+    return [0 if bounds is None else len(bounds) - 1 for bounds in chunks]
+
+
 def _item(entry: Input, prompt: Prompt, visions: Visions) -> wire.Item:
     return wire.Item(
         tokens=prompt.tokens.astype("<i4", copy=False).tobytes(),
         images=tuple(vision.payload for vision in visions),
         param=entry.param,
+        chunks=b"" if prompt.chunks is None else prompt.chunks.astype("<i4", copy=False).tobytes(),
     )

@@ -120,12 +120,17 @@ _Work = _InputWork | _PairsWork
 class Prompter:
     """Tokenises the inputs of a request; ``max_tokens`` bounds each of them.
 
+    ``max_embed_tokens`` bounds a text that is embedded in runs, where it is more.
+
     Long ones wait for threads in turns by key, and the longest for processes, where there are any. Raises
     ``DeadlineExceeded``.
     """
 
-    def __init__(self, model: Model, max_tokens: int, long_texts: LongTexts | None = None) -> None:
+    def __init__(
+        self, model: Model, max_tokens: int, long_texts: LongTexts | None = None, *, max_embed_tokens: int = 0
+    ) -> None:
         self._model = model
+        self._max_embed_tokens = max_embed_tokens
         self._declared = declared_of(model)
         self.long_texts = long_texts
         self.max_tokens = max_tokens
@@ -138,6 +143,8 @@ class Prompter:
         limits = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
         pairs = zip(request.inputs, visions, strict=True)
         works = [_InputWork(*pair, *limits) for pair in pairs]
+        if self._max_embed_tokens and request.truncate is Truncate.NONE and not request.outputs:
+            works = [work._replace(max_tokens=self._most(work.entry)) for work in works]
         if any(entry.prompt_name is not None for entry in request.inputs):
             works = [work if work.entry.prompt_name is None else self._named(work) for work in works]
         return await self._run(works, call)
@@ -211,6 +218,10 @@ class Prompter:
             for prompt in prompts:
                 yield prompt
 
+    def _most(self, entry: Input) -> int:
+        """Return how many tokens an input may have that is embedded in runs if it has more than others."""
+        return self.max_tokens if entry.images else max(self.max_tokens, self._max_embed_tokens)
+
     def _named(self, work: _InputWork) -> _InputWork:
         """Return an input with the prompt that it names, or with the error of that name."""
         name = work.entry.prompt_name
@@ -247,4 +258,5 @@ def _content(entry: Input, visions: Visions, prompt: str | None = None) -> Conte
         role=entry.role,
         instruction=entry.instruction,
         prompt=prompt,
+        chunked=entry.chunked,
     )

@@ -113,7 +113,7 @@ class ResultCache:
 
     A key is the hash of everything the rows depend on: ``key_prefix`` (the model's fingerprint and the
     workers' number types, asked for anew with each request), the request's ``salt`` and the names of the
-    outputs that it asks for, the tokens, the images'
+    outputs that it asks for, the tokens, the bounds of chunks, the images'
     contents and their grids. Errors are not kept. A flight outlives the request that began it for as long as
     another one waits for it, so it has ``flight_seconds`` instead of that request's deadline. ``entries`` are
     those of a group of frontends, whose flights stay each one's own.
@@ -269,6 +269,8 @@ def _key(prefix: bytes, item: wire.Item, compared: bytes) -> bytes:
     hasher.update(compared)
     hasher.update(len(item.tokens).to_bytes(8, "little"))
     hasher.update(item.tokens)
+    # An item with chunks has no images.
+    hasher.update(item.chunks)
     for image in item.images:
         # An image file's hash cannot be that of a tensor file, and the tokens hold how many rows each has. A
         # tensor's grid may have come beside its file.

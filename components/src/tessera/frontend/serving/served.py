@@ -48,12 +48,14 @@ class Served:
     alone and all, and the limits.
 
     Answers say ``model``, the first of the ``names``. ``token_text`` is what the vocabulary calls an id.
+    ``unlisted`` are outputs that routes of their own ask for, by name, such as that of a document's chunks.
     """
 
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
     outputs: Sequence[Output] = ()
+    unlisted: Mapping[str, Output] = field(default_factory=dict)
     token_text: Callable[[int], str] = str
     model: str = field(init=False)
     kinds: frozenset[OutputKind] = field(init=False)
@@ -76,6 +78,8 @@ class Served:
         """
         if not names:
             return (self.output,)
+        if len(names) == 1 and names[0] in self.unlisted:
+            return (self.unlisted[names[0]],)
         found = {output.name: output for output in self.outputs}
         for name in names:
             if name not in found:

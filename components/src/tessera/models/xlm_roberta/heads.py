@@ -12,7 +12,7 @@ import numpy as np
 from tessera.checkpoint.pickled import HEAD_FILES, read_state
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.errors import CheckpointError
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import TOKEN_WEIGHTS, Output, OutputKind
 
 if TYPE_CHECKING:
     from tessera.nn.outputs import OutputHead
@@ -48,6 +48,13 @@ class M3Heads:
         return found
 
     @property
+    def token_weights(self) -> Output | None:
+        """The output of the weights that the sparse one is made of; None without the file of that."""
+        if self.sparse is None:
+            return None
+        return Output(kind=OutputKind.TOKENS, width=1, unit_length=False, name=TOKEN_WEIGHTS)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weights in float32, at most: files may have them in half precision."""
         return sum(2 * file.stat().st_size for file in (self.sparse, self.vectors) if file is not None)
@@ -56,7 +63,7 @@ class M3Heads:
         """Read the weights; raises ``CheckpointError`` for other shapes than the tower's states ask for."""
         import torch
 
-        from tessera.nn.token_heads import TokenVectors, TokenWeights
+        from tessera.nn.token_heads import EachWeight, TokenVectors, TokenWeights
 
         def linear(file: Path, width: int) -> tuple[torch.Tensor, torch.Tensor]:
             state = read_state(file)
@@ -68,7 +75,8 @@ class M3Heads:
 
         heads: dict[str, OutputHead] = {}
         if self.sparse is not None:
-            heads["sparse"] = TokenWeights(*linear(self.sparse, 1), self.dropped).to(device)
+            for name, kind in (("sparse", TokenWeights), (TOKEN_WEIGHTS, EachWeight)):
+                heads[name] = kind(*linear(self.sparse, 1), self.dropped).to(device)
         if self.vectors is not None:
             heads["multivector"] = TokenVectors(*linear(self.vectors, hidden)).to(device)
         return heads

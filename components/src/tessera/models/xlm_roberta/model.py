@@ -40,6 +40,11 @@ class XlmRoberta(EncoderModel):
         heads = self._heads
         return (self.output,) if heads is None else (self.output, *heads.outputs(self.state_width))
 
+    @property
+    def token_weights(self) -> Output | None:
+        """The output of each token's own weight, where there is a sparse one."""
+        return None if self._heads is None else self._heads.token_weights
+
     def load_text(self, *, dtype: str, device: str) -> TextTower:
         """Read the tower's tensors and the heads'; raises ``CheckpointError``."""
         tower = super().load_text(dtype=dtype, device=device)
