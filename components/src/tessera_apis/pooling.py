@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.endpoint import ALL_KINDS, Translated
+from tessera.frontend.api.endpoint import DENSE, Translated
 from tessera.frontend.api.formats import ResponseBody, matrices, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS,
@@ -59,6 +59,9 @@ from tessera.models.base import OutputKind
 
 _FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)
 
+# Rows are vectors, or scores.
+_TASKS: Final = {kind: task for kind, task in TASKS.items() if kind in DENSE}
+
 # Of ``metadata``: Python's own client reads headers of 64 KiB, and an input takes 122 bytes of one at most.
 _MOST_INPUTS: Final = 500
 
@@ -79,7 +82,7 @@ SCHEMA: Final[Schema] = {
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": list(TASKS.values())})
+        "task": nullable({"type": "string", "enum": list(_TASKS.values())})
         | {
             "description": "What the model does, as `GET /v1/models` says it; others are refused.",
             "examples": ["embed"],
@@ -118,7 +121,7 @@ def _kind(value: Json, served: Served) -> OutputKind:
     """Return the kind of the output that a task means, the default's without one."""
     if value is None:
         return served.output.kind
-    kinds = {TASKS[output.kind]: output.kind for output in served.outputs if output.kind in TASKS}
+    kinds = {_TASKS[output.kind]: output.kind for output in served.outputs if output.kind in _TASKS}
     does = " or ".join(kinds)
     if not isinstance(value, str):
         raise expected("task", does, value)
@@ -195,7 +198,7 @@ def _routes(service: Service) -> list[ApiRoute]:
             summary="What comes out of the model",
             body=SCHEMA,
             answer=_ANSWER,
-            kinds=ALL_KINDS,
+            kinds=DENSE,
             application__octet_stream={"type": "string", "format": "binary"},
         )
     ]

@@ -80,7 +80,7 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splade:
-    """How logits of tokens become weights: the largest or the sum, of one logarithm or with ``log1p_relu`` two.
+    """How logits of tokens become weights: the largest or the sum, of one logarithm, or two (``log1p_relu``).
 
     ``width`` is the size of the vocabulary, None where the file does not have it. ``file`` is for complaints.
     """

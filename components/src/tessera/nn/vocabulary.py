@@ -71,7 +71,9 @@ class VocabularyWeights(nn.Module):
         if self.spec.sums:
             logits = self._activated(logits.float())
         if bounds is None:
-            return logits.sum(0, keepdim=True) if self.spec.sums else logits.amax(0, keepdim=True).relu().float()
+            return (
+                logits.sum(0, keepdim=True) if self.spec.sums else logits.amax(0, keepdim=True).relu().float()
+            )
         # With offsets nothing is checked, so nothing waits for the device.
         reduce = "sum" if self.spec.sums else "max"
         return torch.segment_reduce(logits, reduce, offsets=bounds, axis=0, initial=0).float()

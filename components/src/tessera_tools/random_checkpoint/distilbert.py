@@ -59,6 +59,13 @@ class DistilBertSpec:
     def shards(self) -> int:
         return self.bert.shards
 
+    @property
+    def _without(self) -> tuple[str, ...]:
+        """Beginnings of BERT's names of what it does not have; its decoder has one bias."""
+        pooler = () if self.bert.scores else ("pooler.",)
+        bias = ("cls.predictions.bias",) if self.bert.untied else ()
+        return ("embeddings.token_type", *pooler, *bias)
+
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""
         files = self.bert.files(dtype, seed)
@@ -73,7 +80,7 @@ class DistilBertSpec:
         """The tensors in the files' order."""
         for tensor in replace(self.bert, prefix="").tensors(directory):
             name = tensor.name
-            if "token_type" in name or (name.startswith("pooler.") and not self.bert.scores):
+            if any(name.startswith(part) for part in self._without):
                 continue
             for part, own in _NAMES.items():
                 name = name.replace(part, own)
@@ -86,9 +93,7 @@ _BASE: Final = replace(FULL, layers=6)
 TINY_DISTILLED = DistilBertSpec(bert=TINY)
 RERANK_TINY_DISTILLED = DistilBertSpec(bert=RERANK_TINY, prefix="distilbert.")
 SPLADE_TINY_DISTILLED = DistilBertSpec(bert=SPLADE_TINY, prefix="distilbert.")
-SPLADE_FULL_DISTILLED = DistilBertSpec(
-    bert=replace(_BASE, masked=True, prompted=False), prefix="distilbert."
-)
+SPLADE_FULL_DISTILLED = DistilBertSpec(bert=replace(_BASE, masked=True, prompted=False), prefix="distilbert.")
 
 SIZES: Final = Sizes(tiny=TINY_DISTILLED, full=DistilBertSpec(bert=_BASE))
 RERANK_SIZES: Final = Sizes(

@@ -27,9 +27,9 @@ _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 class EncoderSpec:
     """A checkpoint of BERT, or with ``roberta`` of XLM-RoBERTa; ``scores`` gives it a head of one label.
 
-    ``pooling`` is what an embedder declares, ``prompted`` whether it declares E5's prompts. With ``masked`` it
-    is one of SPLADE: it has the head of a masked language model, whose decoder has weights of its own if it
-    is ``untied``.
+    ``pooling`` is what an embedder declares, ``prompted`` whether it declares E5's prompts. With ``masked``
+    it is one of SPLADE: it has the head of a masked language model, whose decoder has weights of its own if
+    it is ``untied``.
 
     ``prefix`` stands before the names of all tensors but the head's. An ``activation`` is declared as
     ``sentence-transformers`` does for cross-encoders; None: it is not.

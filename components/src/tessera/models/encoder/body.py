@@ -13,14 +13,14 @@ from tessera.checkpoint.section import Section
 class Body:
     """Names in the files of one kind of encoder.
 
-    ``first`` and ``last`` are the tokens around a text where ``tokenizer_config.json`` does not name them, and
-    ``stems`` what may stand before the names of tensors. ``hidden`` to ``activation`` are keys of
+    ``first`` and ``last`` are the tokens around a text where ``tokenizer_config.json`` does not name them,
+    and ``stems`` what may stand before the names of tensors. ``hidden`` to ``activation`` are keys of
     ``config.json``, and ``depth`` the layers of one that does not count them. With ``own_eps`` it has the
     norms' epsilon, and with ``typed`` tokens have types.
 
     Then come names of modules: ``embeddings``, those of a ``layer`` below ``layer_stem`` and its number, and
     the ``norm`` behind it; those of a ``score``, whose first product has ``score_activation`` behind it; and
-    the ``vocabulary``'s: a product, its norm, the decoder, and what has the decoder's bias where that has none.
+    the ``vocabulary``'s: a product, its norm, the decoder, and what has the decoder's bias where it has none.
     """
 
     first: str
