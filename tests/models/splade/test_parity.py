@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,14 @@ def test_weights(written: WriteCheckpoint, name: str) -> None:
     assert same(found, expected)
     # Sparse, and not by a bias alone.
     assert all(10 < len(weights) < 1500 for weights in expected)
-    assert all(left.keys() != right.keys() for left, right in zip(expected, expected[1:], strict=False))
+    assert all(left.keys() != right.keys() for left, right in pairwise(expected))
     reference = SpladeReference(path)
     assert same(found, list(map(reference.weights, TEXTS)))
 
 
 def test_alone_and_in_company(written: WriteCheckpoint) -> None:
     model = open_model(written(SPLADE_TINY))
-    assert same([*map(lambda text: computed(model, [text])[0], TEXTS)], computed(model))
+    assert same([computed(model, [text])[0] for text in TEXTS], computed(model))
 
 
 def test_half_precision_is_near(written: WriteCheckpoint) -> None:

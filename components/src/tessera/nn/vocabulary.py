@@ -34,9 +34,10 @@ class VocabularyWeights(nn.Module):
         shape = spec.vocab_size, spec.hidden
         self.register_parameter("weight", None if spec.tied else nn.Parameter(torch.empty(shape)))
 
-    def tie(self, table: nn.Parameter) -> None:
+    def tie(self, table: torch.Tensor) -> None:
         """Take the embeddings of tokens ``[vocab_size, hidden]`` for the decoder, unless it has its own."""
         if self.spec.tied:
+            assert isinstance(table, nn.Parameter)
             self.weight = table
 
     def forward(
@@ -57,7 +58,7 @@ class VocabularyWeights(nn.Module):
 
     def _weights(self, rows: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[inputs, vocab_size]`` of some inputs, more than one of no more than a piece."""
-        parts = rows.split(self.spec.piece)
+        parts = torch.split(rows, self.spec.piece)
         found = self._pooled(parts[0], bounds if len(parts) == 1 else None)
         for part in parts[1:]:
             more = self._pooled(part, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -26,23 +26,6 @@ from tessera.models.tower import TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
 
 MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
-
-
-class Bounded(Protocol):
-    """Options of any encoder: ``max_tokens`` bounds one input."""
-
-    @property
-    def max_tokens(self) -> int: ...
-
-
-class Prompted(Bounded, Protocol):
-    """Options of an encoder of single inputs."""
-
-    @property
-    def query_prompt(self) -> str: ...
-
-    @property
-    def document_prompt(self) -> str: ...
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,10 +59,11 @@ class EncoderModel(TowerModel):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = prompts_of(declared, options)
+        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
         skipped = skipped_prompts(declared, self._prompts)
         text = read_encoder(config, body_of(config), pooling=_POOLINGS[options.pooling])
-        self._open(config, replace(text, skips=bool(skipped)), declared, options)
+        text = replace(text, skips=bool(skipped))
+        self._open(config, text, declared, options, max_tokens=options.max_tokens)
         self._skipped = sorted(map(self._beginning, skipped), key=lambda begin: -len(begin[0]))
 
     def _beginning(self, prompt: str) -> tuple[list[int], int]:
@@ -95,12 +79,20 @@ class EncoderModel(TowerModel):
             raise CheckpointError(f"{self.path}: no token of the prompt {prompt!r} is before every text")
         return [self._first, *own], 1 + len(self._tokenizer.ids(prompt))
 
-    def _open(self, config: Section, text: EncoderSpec, declared: Declared, options: Bounded) -> None:
+    def _open(
+        self,
+        config: Section,
+        text: EncoderSpec,
+        declared: Declared,
+        options: msgspec.Struct,
+        *,
+        max_tokens: int,
+    ) -> None:
         path, lower_case = config.path.parent, declared.lower_case
         self._body: Body = body_of(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
         self._types = text.types
-        most = min(options.max_tokens, text.positions - self.unused_positions(config))
+        most = min(max_tokens, text.positions - self.unused_positions(config))
         none: frozenset[int] = frozenset()
         TowerModel.__init__(
             self, path, text, tokenizer, options, max_tokens=most, dimensions=none, declared=declared
@@ -153,8 +145,8 @@ class EncoderModel(TowerModel):
         raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
 
 
-def prompts_of(declared: Declared, options: Prompted) -> dict[Role, str]:
-    """Return the prompt of each role: the option's, else the declared one."""
-    given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
+def prompts_of(declared: Declared, *, query: str, document: str) -> dict[Role, str]:
+    """Return the prompt of each role: the given one unless it is empty, else the declared one."""
+    given = {Role.QUERY: query, Role.PASSAGE: document}
     prompts = role_prompts(declared, dict.fromkeys(Role, ""))
     return prompts | {role: prompt for role, prompt in given.items() if prompt}

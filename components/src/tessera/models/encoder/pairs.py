@@ -48,7 +48,7 @@ class CrossEncoder(EncoderModel):
         body = body_of(config)
         head = HeadSpec(width=1, bias=True, dense=body.score_activation)
         text = read_encoder(config, body, pooling="first", head=head)
-        self._open(config, text, read_declared(path), options)
+        self._open(config, text, read_declared(path), options, max_tokens=options.max_tokens)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
         self._first_token = np.array([self._first], np.int32)

@@ -58,9 +58,9 @@ class Splade(EncoderModel):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = prompts_of(declared, options)
+        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
         text = read_encoder(config, body_of(config), pooling="none")
-        self._open(config, text, declared, options)
+        self._open(config, text, declared, options, max_tokens=options.max_tokens)
         pooling = declared.splade or DeclaredSplade(file=path)
         if pooling.width not in (None, text.vocab_size):
             raise CheckpointError(
