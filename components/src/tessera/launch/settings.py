@@ -143,9 +143,9 @@ class Shared:
         Literal["auto", "embed", "score", "sparse"],
         _MODEL(
             flag="--task",
-            help="`auto` is what the checkpoint declares; `embed` and `score` take a language model whose "
-            "files do not declare it for an embedder or a reranker, and `sparse` a masked language model for "
-            "SPLADE, as the model option `task` does",
+            help="`auto` is what the checkpoint declares; `embed`, `score` and `sparse` take a language model "
+            "whose files do not declare it for an embedder, a reranker or SPLADE, as the model option "
+            "`task` does",
         ),
     ] = "auto"
     dimensions_allowed: Annotated[
