@@ -248,14 +248,23 @@ def test_the_files_of_newer_versions(copied: Path) -> None:
     assert same(computed(open_model(copied)), encoded(copied))
 
 
-def test_a_masked_language_model_that_declares_nothing(copied: Path) -> None:
-    for name in ("modules.json", "config_sentence_transformers.json"):
-        (copied / name).unlink()
-    shutil.rmtree(copied / "1_SpladePooling")
-    assert family_of(copied).name == "bert"
-    model = open_model(copied, {"task": "sparse"})
+@pytest.mark.parametrize("name", ["bert", "distilbert, untied"])
+def test_a_masked_language_model_that_declares_nothing(
+    written: WriteCheckpoint, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "plain"
+    shutil.copytree(written(SPECS[name]), path)
+    for file in ("modules.json", "config_sentence_transformers.json"):
+        (path / file).unlink()
+    shutil.rmtree(path / "1_SpladePooling")
+    model = open_model(path, {"task": "sparse"})
     assert model.family == "splade"
-    assert same(computed(model), encoded(copied))
+    assert same(computed(model), encoded(path))
+    # Without the task it is an embedder, whose vectors need no head.
+    assert family_of(path).name == "bert"
+    embedder = open_model(path)
+    assert embedder.output.kind is OutputKind.VECTOR
+    embedder.load_text(dtype="float32", device="cpu")
 
 
 def test_prompts_by_role(copied: Path) -> None:

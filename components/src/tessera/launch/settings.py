@@ -143,8 +143,8 @@ class Shared:
         Literal["auto", "embed", "score", "sparse"],
         _MODEL(
             flag="--task",
-            help="`auto` is what the checkpoint declares; `embed`, `score` and `sparse` take a language model "
-            "whose files do not declare it for an embedder, a reranker or SPLADE, as the model option "
+            help="`auto` is what the checkpoint declares; `embed`, `score` and `sparse` take a language "
+            "model whose files do not declare it for an embedder, a reranker or SPLADE, as the model option "
             "`task` does",
         ),
     ] = "auto"
