@@ -14,6 +14,7 @@ from tessera.checkpoint.declared import (
     LayerNorm,
     LogitScore,
     Normalize,
+    Splade,
     module_files,
     read_declared,
 )
@@ -122,6 +123,22 @@ def test_steps_behind_pooling_keep_their_order(tmp_path: Path) -> None:
         "3_LayerNorm/config.json",
         "3_LayerNorm/model.safetensors",
     ]
+
+
+def test_the_pooling_of_logits_and_its_file(tmp_path: Path) -> None:
+    write_modules(tmp_path, ("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling"))
+    place = "1_SpladePooling/config.json"
+    assert module_files(tmp_path) == [place]
+    given = {"pooling_strategy": "sum", "activation_function": "log1p_relu", "embedding_dimension": 100}
+    write(tmp_path, place, given)
+    declared = read_declared(tmp_path)
+    assert declared.splade == Splade(
+        strategy="sum", activation="log1p_relu", width=100, file=tmp_path / place
+    )
+    assert (declared.task, declared.pooling, declared.steps) == ("sparse", None, ())
+    assert place in declared.files
+    write(tmp_path, place, {"word_embedding_dimension": None})
+    assert read_declared(tmp_path).splade == Splade(file=tmp_path / place)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
     Model,
+    NamingModule,
+    OutputKind,
     PairLimits,
     PairModel,
     Pixels,
@@ -118,13 +120,16 @@ def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given |
 
 @torch.no_grad()
 def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
-    """What the model gives for a batch, float32 ``[rows, width]``."""
+    """What the model gives for a batch, float32 ``[rows, width]``.
+
+    Sparse weights are as wide as the vocabulary.
+    """
     if batch.vision and model.vision is not None and model.vision.gives_output:
         return _vectors_apart(model, text, batch)
     device = _device(text)
     width = model.vision.row_width if model.vision else model.output.width
     rows = torch.cat(batch.vision).to(device) if batch.vision else torch.empty(0, width, device=device)
-    computed = text(
+    given = (
         torch.from_numpy(batch.input_ids).to(device),
         torch.from_numpy(batch.positions).to(device),
         torch.from_numpy(batch.cu_seqlens).to(device),
@@ -132,6 +137,15 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
         rows,
         torch.from_numpy(batch.vision_index).to(device),
     )
+    if model.output.kind is OutputKind.SPARSE:
+        assert isinstance(text, NamingModule)
+        (weights,) = text.named(("",), *given)
+        assert weights.indices is not None
+        ids = weights.indices.view(len(batch.lengths), -1).long()
+        whole = torch.zeros(len(ids), model.vocab_size, device=device)
+        # What holds nothing is 0.
+        return whole.scatter_add(1, ids.clamp(min=0), weights.values.view(ids.shape)).cpu().numpy()
+    computed = text(*given)
     return output_rows(computed.cpu().numpy(), batch, model.output).values
 
 

@@ -19,6 +19,7 @@ from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
 from tessera.models.qwen3_vl_rerank.model import Options as VLRerankOptions
 from tessera.models.siglip.model import Options as SiglipOptions
 from tessera.models.siglip2.model import Options as Siglip2Options
+from tessera.models.splade.model import Options as SpladeOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
@@ -47,6 +48,7 @@ def test_every_family_is_described() -> None:
         ("qwen3_vl_rerank", VLRerankOptions),
         ("siglip", SiglipOptions),
         ("siglip2", Siglip2Options),
+        ("splade", SpladeOptions),
         ("xlm_roberta", EncoderOptions),
         ("xlm_roberta_rerank", PairOptions),
     ],

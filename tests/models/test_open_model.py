@@ -30,6 +30,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "qwen3_vl_rerank",
         "siglip",
         "siglip2",
+        "splade",
         "xlm_roberta",
         "xlm_roberta_rerank",
     ]
@@ -103,6 +104,12 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
         ({"model_type": "bert"}, "bert"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert"),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "bert_rerank"),
+        ({"model_type": "distilbert", "architectures": ["DistilBertModel"]}, "bert"),
+        ({"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]}, "bert"),
+        (
+            {"model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"]},
+            "bert_rerank",
+        ),
         ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "xlm_roberta"),
         (
             {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tessera.checkpoint.loading import stored_names
+from tessera.models.encoder.body import BERT
 from tessera.models.encoder.config import Names
 from tessera.nn.encoder import EncoderTower
 from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows
@@ -70,7 +71,7 @@ def test_it_is_that_of_bert(activation: str) -> None:
     )
     reference = peers.BertModel(config, add_pooling_layer=False).eval()
     randomise(reference)
-    named = Names(LAYERS, ("bert.",), {})
+    named = Names(LAYERS, BERT)
     stored = {named(name): value for name, value in reference.state_dict().items()}
     built = EncoderTower(spec(activation))
     for name, parameter in built.named_parameters():

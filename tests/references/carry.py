@@ -19,7 +19,7 @@ import numpy as np
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY as BERT_RERANK
-from tessera_tools.random_checkpoint.encoder import ROBERTA_RERANK_TINY, ROBERTA_TINY
+from tessera_tools.random_checkpoint.encoder import ROBERTA_RERANK_TINY, ROBERTA_TINY, SPLADE_TINY
 from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
@@ -51,7 +51,8 @@ FOLDER = Path(__file__).parent / "carried"
 class Carried:
     """A checkpoint in bfloat16, inputs, and the file of what becomes of them, float32 ``[rows, width]``.
 
-    A row is the unit vector of an input or of a token, or the logit of a pair.
+    A row is the unit vector of an input or of a token, the logit of a pair, or an input's weights of the
+    whole vocabulary.
     """
 
     name: str
@@ -166,6 +167,7 @@ ALL = {
             spec=replace(ROBERTA_TINY, hidden=256, intermediate=512),
             inputs=tuple(encoder.CASES),
         ),
+        Carried(name="splade", spec=SPLADE_TINY, inputs=tuple(encoder.CASES)),
         Carried(
             name="bert_rerank",
             spec=replace(BERT_RERANK, hidden=256, intermediate=512),

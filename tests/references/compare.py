@@ -44,6 +44,7 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "qwen3_vl_embedding": list(vl.CASES.values()),
     "qwen3_vl_rerank": qwen3_vl_rerank.CASES,
     **dict.fromkeys(("clip", "siglip", "siglip2"), two_towers.CASES),
+    "splade": encoder.CASES,
     "xlm_roberta": encoder.CASES,
     "xlm_roberta_rerank": cross_encoder.CASES,
 }

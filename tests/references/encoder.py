@@ -55,7 +55,7 @@ class CrossReference(EncoderReference):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, scores=True)
-        self.typed = self.model.config.type_vocab_size > 1
+        self.typed = getattr(self.model.config, "type_vocab_size", 1) > 1
 
     def pair_tokens(self, query: str, document: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(query, document).ids

@@ -18,6 +18,7 @@ from tests.references.qwen3 import (
     Qwen3VLRerankReference,
 )
 from tests.references.rerank import RerankReference, RerankVLReference
+from tests.references.splade import SpladeReference
 from tests.references.towers import ClipReference, Siglip2Reference, SiglipReference
 
 if TYPE_CHECKING:
@@ -36,10 +37,14 @@ def reference_of(path: Path) -> Reference:
     if (path / "1_LogitScore").exists():
         return Qwen3VLRerankReference(path) if "VL" in named else Qwen3RerankReference(path)
     kinds: dict[str, Callable[[Path], Reference]] = {
+        "BertForMaskedLM": SpladeReference,
         "BertForSequenceClassification": CrossReference,
         "BertModel": EncoderReference,
         "CLIPModel": ClipReference,
         "ColQwen3": ColQwen3Reference,
+        "DistilBertForMaskedLM": SpladeReference,
+        "DistilBertForSequenceClassification": CrossReference,
+        "DistilBertModel": EncoderReference,
         "LlamaBidirectionalForSequenceClassification": RerankReference,
         "LlamaBidirectionalModel": LlamaReference,
         "LlamaNemotronColEmbedVLModel": ColEmbedReference,

@@ -24,7 +24,12 @@ ACME = Sizes(tiny=replace(SIZES.tiny, layers=1), full=SIZES.full)
 
 def test_every_family_has_random_checkpoints() -> None:
     # BGE M3's is one of xlm_roberta's, with heads.
-    assert checkpoint.families().keys() == {family.name for family in families()} | {"bge_m3"}
+    assert checkpoint.families().keys() == {family.name for family in families()} | {
+        "bert_distilled",
+        "bert_rerank_distilled",
+        "bge_m3",
+        "splade_distilled",
+    }
 
 
 @pytest.mark.parametrize("name", checkpoint.families())

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.endpoint import ALL_KINDS, Translated
+from tessera.frontend.api.endpoint import DENSE, Translated
 from tessera.frontend.api.formats import ResponseBody, matrices, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS,
@@ -60,6 +60,9 @@ from tessera.models.base import TOKEN_WEIGHTS, Output, OutputKind
 
 _FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)
 
+# Rows are vectors, or scores.
+_TASKS: Final = {kind: task for kind, task in TASKS.items() if kind in DENSE}
+
 # Of ``metadata``: Python's own client reads headers of 64 KiB, and an input takes 122 bytes of one at most.
 _MOST_INPUTS: Final = 500
 
@@ -83,7 +86,7 @@ SCHEMA: Final[Schema] = {
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": [*TASKS.values(), _TOKEN_CLASSIFY]})
+        "task": nullable({"type": "string", "enum": [*_TASKS.values(), _TOKEN_CLASSIFY]})
         | {
             "description": "What the model does, as `GET /v1/models` says it; others are refused.",
             "examples": ["embed"],
@@ -122,7 +125,7 @@ def _asked(value: Json, served: Served) -> tuple[tuple[str, ...], Output]:
     """Return the output that a task means, as a request names it, and itself; the default without a task."""
     if value is None:
         return (), served.output
-    names = {TASKS[kind]: served.of_kind(kind) for kind in TASKS if kind in served.kinds}
+    names = {task: served.of_kind(kind) for kind, task in _TASKS.items() if kind in served.kinds}
     if TOKEN_WEIGHTS in served.unlisted:
         names[_TOKEN_CLASSIFY] = (TOKEN_WEIGHTS,)
     does = " or ".join(names)
@@ -204,7 +207,7 @@ def _routes(service: Service) -> list[ApiRoute]:
             summary="What comes out of the model",
             body=SCHEMA,
             answer=_ANSWER,
-            kinds=ALL_KINDS,
+            kinds=DENSE,
             application__octet_stream={"type": "string", "format": "binary"},
         )
     ]

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.body import Flag, Form, Kind, about, several, unread, whole
-from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
+from tessera.frontend.api.endpoint import DENSE, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
@@ -161,7 +161,7 @@ def _described(path: str) -> dict[str, Any]:
     properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}
     needed = [{"required": each["required"]} for each in schemas]
     body = {**FORM.schema, "properties": properties, "required": ["query"], "anyOf": needed}
-    return operation(body=body, answer={"anyOf": answers}, error={"anyOf": errors}, kinds=ALL_KINDS)
+    return operation(body=body, answer={"anyOf": answers}, error={"anyOf": errors}, kinds=DENSE)
 
 
 def _answer(path: str) -> Schema:
@@ -189,7 +189,7 @@ def _answer(path: str) -> Schema:
 def _routes(service: Service) -> list[ApiRoute]:
     async def rerank(request: Request) -> Response:
         translate = partial(_translate, exchange_of(request.scope))
-        return await service.endpoint.answer(request, translate, kinds=ALL_KINDS, first=OutputKind.SCORE)
+        return await service.endpoint.answer(request, translate, kinds=DENSE, first=OutputKind.SCORE)
 
     summary = "Order documents by their relevance to a query"
     return [ApiRoute(path, rerank, summary=summary, described=_described(path)) for path in (V1, V2, BARE)]

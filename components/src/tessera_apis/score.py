@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.body import Form, about, unread
-from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
+from tessera.frontend.api.endpoint import DENSE, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
@@ -132,7 +132,7 @@ def _routes(service: Service) -> list[ApiRoute]:
             summary="Score pairs of texts or images",
             body=FORM.schema,
             answer=_ANSWER,
-            kinds=ALL_KINDS,
+            kinds=DENSE,
             first=OutputKind.SCORE,
         )
         for path in ("/score", "/v1/score")

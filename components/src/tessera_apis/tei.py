@@ -32,7 +32,7 @@ from tessera.frontend.api.body import (
 )
 from tessera.frontend.api.content import InputBuilder, read_tokens
 from tessera.frontend.api.endpoint import (
-    ALL_KINDS,
+    DENSE,
     SPARSE,
     TOKEN_VECTORS,
     VECTORS,
@@ -346,7 +346,7 @@ def _routes(service: Service) -> list[ApiRoute]:
 
     async def own(request: Request) -> Response:
         if await _asks_for_scores(service, request):
-            return await endpoint.answer(request, parse_rerank, kinds=ALL_KINDS, first=OutputKind.SCORE)
+            return await endpoint.answer(request, parse_rerank, kinds=DENSE, first=OutputKind.SCORE)
         return await endpoint.answer(request, partial(_translate, EMBED, OutputKind.VECTOR))
 
     async def info(request: Request) -> Response:
@@ -402,6 +402,8 @@ _POOLINGS: Final[dict[Pooling, str]] = {"mean": "mean", "last": "last_token", "f
 def _model_type(output: Output) -> JsonObject:
     if output.kind is OutputKind.SCORE:
         return {"reranker": {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}}
+    if output.kind is OutputKind.SPARSE:
+        return {"embedding": {"pooling": "splade"}}
     pooling: Pooling | None = "none" if output.kind is OutputKind.TOKENS else output.pooling
     return {"embedding": {"pooling": pooling and _POOLINGS.get(pooling)}}
 

@@ -16,7 +16,16 @@ from safetensors.numpy import load_file, save_file
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
-from tessera_tools.random_checkpoint.encoder import FULL, ROBERTA_FULL, ROBERTA_TINY, TINY, EncoderSpec
+from tessera_tools.random_checkpoint.distilbert import SPLADE_FULL_DISTILLED
+from tessera_tools.random_checkpoint.encoder import (
+    FULL,
+    ROBERTA_FULL,
+    ROBERTA_TINY,
+    SPLADE_FULL,
+    TINY,
+    EncoderSpec,
+)
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import batch_of, cosines, vectors
@@ -131,7 +140,7 @@ def test_configurations_that_are_not_served(copied: Path, changes: dict[str, Any
 
 @pytest.mark.parametrize(
     ("model_type", "architecture"),
-    [("mpnet", "MPNetModel"), ("distilbert", "DistilBertModel"), ("modernbert", "ModernBertModel")],
+    [("mpnet", "MPNetModel"), ("modernbert", "ModernBertModel")],
 )
 def test_kin_that_is_not_served_is_refused_by_its_key(
     copied: Path, model_type: str, architecture: str
@@ -152,8 +161,10 @@ def test_nothing_is_compiled_of_it(written: WriteCheckpoint) -> None:
     [
         (FULL, 109_482_240),
         (replace(FULL, hidden=384, layers=6, intermediate=1536), 22_713_216),
+        (SPLADE_FULL, 109_514_298),
+        (SPLADE_FULL_DISTILLED, 66_985_530),
         (ROBERTA_FULL, 567_754_752),
     ],
 )
-def test_the_published_sizes(spec: EncoderSpec, parameters: int, tmp_path: Path) -> None:
+def test_the_published_sizes(spec: Spec, parameters: int, tmp_path: Path) -> None:
     assert sum(math.prod(tensor.shape) for tensor in spec.tensors(tmp_path)) == parameters

@@ -15,7 +15,9 @@ from torch import nn
 
 from tessera.models import open_model
 from tessera.models.base import Model, Role
+from tessera_tools.random_checkpoint.distilbert import TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, TINY, EncoderSpec
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare
@@ -24,10 +26,12 @@ from tests.references.encoder import EncoderReference
 
 # The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
 BARS = {"float32": 1 - 1e-9, "bfloat16": 0.998}
-CONFIGURATIONS: dict[str, EncoderSpec] = {
+CONFIGURATIONS: dict[str, Spec] = {
     "bert": TINY,
     "bert. before names, shards": replace(TINY, layers=2, prefix="bert.", shards=2),
     "bert, one token type": replace(TINY, types=1, heads=8),
+    "distilbert": TINY_DISTILLED,
+    "distilbert. before names": replace(TINY_DISTILLED, prefix="distilbert."),
     "xlm-roberta": ROBERTA_TINY,
     "roberta. before names": replace(ROBERTA_TINY, prefix="roberta.", hidden=64),
 }

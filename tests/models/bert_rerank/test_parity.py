@@ -15,7 +15,9 @@ from torch import nn
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, PairModel, Prompt, Truncate
+from tessera_tools.random_checkpoint.distilbert import RERANK_TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import WORDS
 from tests.models.bert_rerank.cases import CASES
 from tests.models.conftest import WriteCheckpoint
@@ -24,7 +26,11 @@ from tests.models.running import Pair
 from tests.references.encoder import CrossReference
 
 BAR = 1e-4
-SPECS = {"bert": RERANK_TINY, "xlm_roberta": ROBERTA_RERANK_TINY}
+SPECS: dict[str, Spec] = {
+    "bert": RERANK_TINY,
+    "distilbert": RERANK_TINY_DISTILLED,
+    "xlm_roberta": ROBERTA_RERANK_TINY,
+}
 
 
 def opened(path: Path, **options: object) -> PairModel:
@@ -76,6 +82,10 @@ def no_tanh_before_the_head(reference: CrossReference) -> None:
     reference.model.bert.pooler.activation = nn.Identity()
 
 
+def tanh_before_relu(reference: CrossReference) -> None:
+    reference.model.pre_classifier = nn.Sequential(reference.model.pre_classifier, nn.Tanh())
+
+
 def activation_applied(reference: CrossReference) -> None:
     whole = reference.answer
     reference.answer = lambda pair: 1 / (1 + np.exp(-whole(pair)))  # type: ignore[method-assign]
@@ -95,6 +105,9 @@ def positions_from_the_next_row(reference: CrossReference) -> None:
         ("bert", no_tanh_before_the_head),
         ("bert", activation_applied),
         ("bert", positions_from_the_next_row),
+        ("distilbert", tanh_before_relu),
+        ("distilbert", document_first),
+        ("distilbert", positions_from_the_next_row),
         ("xlm_roberta", tanh_form_of_gelu),
         ("xlm_roberta", document_first),
         ("xlm_roberta", activation_applied),

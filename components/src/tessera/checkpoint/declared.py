@@ -79,6 +79,19 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Splade:
+    """How logits of tokens become weights: the largest or the sum, of one logarithm, or two (``log1p_relu``).
+
+    ``width`` is the size of the vocabulary, None where the file does not have it. ``file`` is for complaints.
+    """
+
+    strategy: Literal["max", "sum"] = "max"
+    activation: Literal["relu", "log1p_relu"] = "relu"
+    width: int | None = None
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """A product with an activation behind it; ``residual`` adds its input, by a product where widths differ.
 
@@ -134,6 +147,7 @@ class Declared:
     directory: Path
     modules: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    splade: Splade | None = None
     steps: tuple[Step, ...] = ()
     of_tokens: bool = False
     max_tokens: int | None = None
@@ -191,6 +205,7 @@ def read_declared(directory: Path) -> Declared:
     transformer = _transformer(directory)
     modules = _Modules(directory)
     modules.read()
+    modules.check_logits(transformer)
     max_tokens, of_tokenizer = _longest(directory, transformer)
     # The reference reads prompts beside modules.json alone.
     beside = general if modules.names else Section(path=general.path, values={})
@@ -201,6 +216,7 @@ def read_declared(directory: Path) -> Declared:
         directory=directory,
         modules=tuple(modules.names),
         pooling=modules.pooling,
+        splade=modules.splade,
         steps=tuple(modules.steps),
         of_tokens=modules.of_tokens,
         max_tokens=max_tokens,
@@ -250,15 +266,15 @@ class _Modules:
         self.steps: list[Step] = []
         self.of_tokens = False
         self.logit_score: LogitScore | None = None
-        self.sparse = False
+        self.splade: Splade | None = None
 
     def read(self) -> None:
         for name, folder, entry in _entries(self._directory):
             if name not in _MODULES:
                 raise entry.error("type", f"is {name}, a module that is not served")
-            if name == "Transformer" and folder:
+            if name in _TRANSFORMERS and folder:
                 raise entry.error("path", f"is {folder!r}; the weights must be in the directory itself")
-            if name != "Transformer" and not self.names:
+            if name not in _TRANSFORMERS and not self.names:
                 raise entry.error("type", f"is {name}; the first module must be a Transformer")
             self._module(name, Section.read(self._file(folder), optional=name in _WITHOUT_FILE), entry)
             self.names.append(name)
@@ -270,10 +286,10 @@ class _Modules:
     def _module(self, name: str, config: Section, entry: Section) -> None:
         folder = config.path.parent
         match name:
-            case "Transformer" | "MultiVectorMask":
+            case "Transformer" | "MLMTransformer" | "MultiVectorMask":
                 self.of_tokens = self.of_tokens or name == "MultiVectorMask"
             case "Pooling":
-                if self.pooling is not None or self.steps:
+                if self.pooling is not None or self.steps or self.splade is not None:
                     raise entry.error("type", "is Pooling behind another module than the Transformer")
                 self.pooling = _pooling(config)
             case "Dense":
@@ -283,15 +299,33 @@ class _Modules:
             case "Normalize":
                 self._step(Normalize(), config, entry)
             case "SpladePooling":
-                self.sparse = True
+                if self.pooling is not None or self.steps or self.splade is not None:
+                    raise entry.error("type", "is SpladePooling behind another module than the Transformer")
+                self.splade = _splade(config)
             case "LogitScore":
                 false = config.integer("false_token_id", at_least=0) if config.has("false_token_id") else None
                 self.logit_score = LogitScore(config.integer("true_token_id", at_least=0), false)
             case _:
                 raise AssertionError(name)
 
+    def check_logits(self, transformer: Section) -> None:
+        """Raise ``CheckpointError`` unless logits, and nothing else, go to ``SpladePooling``.
+
+        ``transformer`` is the file of the first module.
+        """
+        if not self.names:
+            return
+        plain = "fill-mask" if self.names[0] == "MLMTransformer" else ""
+        gives_logits = transformer.string("transformer_task", plain) == "fill-mask"
+        if gives_logits and self.splade is None:
+            raise CheckpointError(f"{self.path}: logits of a masked language model need SpladePooling")
+        if self.splade is not None and not gives_logits:
+            raise transformer.error("transformer_task", "must be fill-mask before SpladePooling")
+
     def _step(self, step: Step, config: Section, entry: Section) -> None:
         """Add a step; one of tokens is marked so, or stands where nothing has been pooled."""
+        if self.splade is not None:
+            raise entry.error("type", "is a module behind SpladePooling, which is not served")
         of_tokens = config.string("module_input_name", "") == _TOKENS or self.pooling is None
         if of_tokens and self.pooling is not None:
             raise entry.error("type", "is a module of token vectors behind Pooling, which is not served")
@@ -299,10 +333,11 @@ class _Modules:
         self.steps.append(step)
 
 
+_TRANSFORMERS: Final = ("Transformer", "MLMTransformer")
 # Without parameters: their folders may be missing.
-_WITHOUT_FILE: Final = ("Transformer", "Normalize", "SpladePooling", "MultiVectorMask")
+_WITHOUT_FILE: Final = (*_TRANSFORMERS, "Normalize", "MultiVectorMask")
 _WITH_WEIGHTS: Final = ("Dense", "LayerNorm")
-_MODULES: Final = (*_WITHOUT_FILE, "Pooling", "Dense", "LayerNorm", "LogitScore")
+_MODULES: Final = (*_WITHOUT_FILE, "Pooling", "SpladePooling", "Dense", "LayerNorm", "LogitScore")
 
 
 def _entries(directory: Path) -> list[tuple[str, str, Section]]:
@@ -348,6 +383,20 @@ def _pooling(config: Section) -> Pooling:
     return Pooling(
         modes=modes or ("mean",),
         include_prompt=config.flag("include_prompt", True),
+        width=config.integer(key) if config.has(key) else None,
+        file=config.path,
+    )
+
+
+def _splade(config: Section) -> Splade:
+    """Read the pooling of logits; its width has been renamed as that of ``Pooling`` has."""
+    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
+    return Splade(
+        strategy=cast(Literal["max", "sum"], config.string("pooling_strategy", "max", among=("max", "sum"))),
+        activation=cast(
+            Literal["relu", "log1p_relu"],
+            config.string("activation_function", "relu", among=("relu", "log1p_relu")),
+        ),
         width=config.integer(key) if config.has(key) else None,
         file=config.path,
     )
@@ -449,7 +498,7 @@ def _task(
         return "score", f"{transformer.path}: transformer_task"
     for task, declares in (
         ("score", modules.logit_score is not None),
-        ("sparse", modules.sparse),
+        ("sparse", modules.splade is not None),
         ("embed", modules.pooling is not None),
         ("tokens", modules.of_tokens),
     ):

@@ -60,8 +60,9 @@ TASKS: Final = {
     OutputKind.VECTOR: "embed",
     OutputKind.TOKENS: "token_embed",
     OutputKind.SCORE: "classify",
+    OutputKind.SPARSE: "sparse_embed",
 }
-"""vLLM's names for what a model does, by its output."""
+"""Names for what a model does, by its output; vLLM's where it has one."""
 
 # Tokens, and units, that may be in flight before the first worker has said how much it takes.
 _UNKNOWN_CAPACITY: Final = 65_536

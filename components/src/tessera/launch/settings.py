@@ -140,11 +140,12 @@ class Shared:
         str, _MODEL(metavar="JSON", help="an object with options of the model's family")
     ] = ""
     model_task: Annotated[
-        Literal["auto", "embed", "score"],
+        Literal["auto", "embed", "score", "sparse"],
         _MODEL(
             flag="--task",
-            help="`auto` is what the checkpoint declares; `embed` and `score` take a language model whose "
-            "files do not declare it for an embedder or a reranker, as the model option `task` does",
+            help="`auto` is what the checkpoint declares; `embed`, `score` and `sparse` take a language "
+            "model whose files do not declare it for an embedder, a reranker or SPLADE, as the model option "
+            "`task` does",
         ),
     ] = "auto"
     dimensions_allowed: Annotated[

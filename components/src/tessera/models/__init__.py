@@ -56,6 +56,7 @@ _BUILT_IN = (
     "qwen3_vl_rerank",
     "siglip",
     "siglip2",
+    "splade",
     "xlm_roberta",
     "xlm_roberta_rerank",
 )

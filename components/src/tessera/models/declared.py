@@ -28,6 +28,7 @@ _TASKS: Final[Mapping[OutputKind, Task]] = {
     OutputKind.VECTOR: "embed",
     OutputKind.SCORE: "score",
     OutputKind.TOKENS: "tokens",
+    OutputKind.SPARSE: "sparse",
 }
 _POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {
     "cls": "first",

@@ -30,11 +30,12 @@ class Head(nn.Linear):
         super().__init__(hidden, spec.width, bias=spec.bias)
         self.temperature = spec.temperature
         self.against = nn.Parameter(torch.empty(spec.width, hidden)) if spec.contrast else None
-        self.dense = nn.Linear(hidden, hidden) if spec.dense else None
+        self.dense = None if spec.dense is None else nn.Linear(hidden, hidden)
+        self.activation = torch.relu if spec.dense == "relu" else torch.tanh
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if self.dense is not None:
-            rows = linear(rows, self.dense.weight.float(), self.dense.bias.float()).tanh()
+            rows = self.activation(linear(rows, self.dense.weight.float(), self.dense.bias.float()))
         bias = None if self.bias is None else self.bias.float()
         weight = self.weight.float()
         # Exact where the weights have half precision, as no difference of two rounded logits is.
@@ -102,7 +103,7 @@ class TextTower(nn.Module):
         return self.eval()
 
     def give(self, name: str, heads: Mapping[str, OutputHead]) -> TextTower:
-        """Name the tower's own output, and give it the heads of the others by name."""
+        """Name the default output, and give the heads by name; the tower's own rows are of none of these."""
         self.name, self.heads = name, heads
         return self
 
@@ -175,14 +176,16 @@ class TextTower(nn.Module):
         """
         sequences = self.form.packed(cu_seqlens, lengths)
         hidden = self.encode(self.embed(input_ids, vision_rows, vision_index), positions, sequences)
-        states = None if set(names) <= {"", self.name, CHUNKS} else hidden.float()
+        asked = [name or self.name for name in names]
+        of_tower = self.name not in self.heads
+        states = None if of_tower and set(asked) <= {self.name, CHUNKS} else hidden.float()
         found: list[HeadRows] = []
         pooling = self.pooling(sequences, cu_seqlens, positions)
-        for name in names:
+        for name in asked:
             if name == CHUNKS:
                 # Pooling needs no lengths on the host.
                 found.append(HeadRows(self.rows(hidden, self.form.packed(segments, ()))))
-            elif states is None or name in ("", self.name):
+            elif states is None or (of_tower and name == self.name):
                 found.append(HeadRows(self.rows(hidden, pooling)))
             elif name == STATES:
                 found.append(HeadRows(states))

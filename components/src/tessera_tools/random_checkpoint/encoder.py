@@ -14,10 +14,12 @@ import numpy.typing as npt
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
-from tessera_tools.random_checkpoint.spec import Sizes, declared_json
+from tessera_tools.random_checkpoint.spec import Sizes, declared_json, splade_json
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _Shapes = dict[str, tuple[int, ...]]
+# The deviation in tables of tokens and positions.
+_TABLE: Final = 0.5
 _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 
 
@@ -25,7 +27,9 @@ _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 class EncoderSpec:
     """A checkpoint of BERT, or with ``roberta`` of XLM-RoBERTa; ``scores`` gives it a head of one label.
 
-    ``pooling`` is what an embedder declares, ``prompted`` whether it declares E5's prompts.
+    ``pooling`` is what an embedder declares, ``prompted`` whether it declares E5's prompts. With ``masked``
+    it is one of SPLADE: it has the head of a masked language model, whose decoder has weights of its own if
+    it is ``untied``.
 
     ``prefix`` stands before the names of all tensors but the head's. An ``activation`` is declared as
     ``sentence-transformers`` does for cross-encoders; None: it is not.
@@ -40,6 +44,8 @@ class EncoderSpec:
     types: int = 2
     roberta: bool = False
     scores: bool = False
+    masked: bool = False
+    untied: bool = False
     prefix: str = ""
     activation: str | None = None
     pooling: str = "mean_tokens"
@@ -54,14 +60,21 @@ class EncoderSpec:
             CONFIG_FILE: self._config(dtype),
             TOKENIZER_FILE: pieces,
             TOKENIZER_CONFIG_FILE: self._tokenizer_config(),
-            **({} if self.scores else declared_json(self.pooling, self.hidden, prompts=prompts)),
+            **self._declared(prompts),
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order."""
         for name, shape in self._shapes().items():
             mean, deviation = _distribution(name, shape)
+            if name.startswith("cls.predictions."):
+                mean, deviation = _of_logits(name, self.hidden, mean, deviation)
             yield RandomTensor(name=name, shape=shape, mean=mean, deviation=deviation)
+
+    def _declared(self, prompts: Mapping[str, str]) -> Mapping[str, Any]:
+        if self.masked:
+            return splade_json(self.vocab_size, prompts=prompts)
+        return {} if self.scores else declared_json(self.pooling, self.hidden, prompts=prompts)
 
     def _config(self, dtype: str) -> dict[str, Any]:
         name, kind = ("XLMRoberta", "xlm-roberta") if self.roberta else ("Bert", "bert")
@@ -70,8 +83,11 @@ class EncoderSpec:
             declared |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         if self.activation is not None:
             declared["sbert_ce_default_activation_function"] = self.activation
+        if self.masked:
+            declared["tie_word_embeddings"] = not self.untied
+        task = "ForSequenceClassification" if self.scores else "ForMaskedLM" if self.masked else "Model"
         return {
-            "architectures": [f"{name}ForSequenceClassification" if self.scores else f"{name}Model"],
+            "architectures": [f"{name}{task}"],
             "model_type": kind,
             "torch_dtype": dtype,
             "hidden_size": self.hidden,
@@ -120,7 +136,7 @@ class EncoderSpec:
             shapes |= _product(f"{layer}.intermediate.dense", hidden, wide)
             shapes |= _product(f"{layer}.output.dense", wide, hidden)
             shapes |= _norm(f"{layer}.output", hidden)
-        if not (self.roberta and self.scores):
+        if not (self.masked or (self.roberta and self.scores)):
             shapes |= _product("pooler.dense", hidden, hidden)
         shapes = {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
         if self.scores and self.roberta:
@@ -128,6 +144,12 @@ class EncoderSpec:
             shapes |= _product("classifier.out_proj", hidden, 1)
         elif self.scores:
             shapes |= _product("classifier", hidden, 1)
+        if self.masked:
+            shapes |= _product("cls.predictions.transform.dense", hidden, hidden)
+            shapes |= _norm("cls.predictions.transform", hidden)
+            shapes["cls.predictions.bias"] = (self.vocab_size,)
+            if self.untied:
+                shapes |= _product("cls.predictions.decoder", hidden, self.vocab_size)
         return shapes
 
 
@@ -166,12 +188,22 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return (1.0, 0.2) if name.endswith("weight") else (0.0, 0.2)
     if name.endswith("bias"):
         return 0.0, 0.2
-    if "embeddings" in name:
-        return 0.0, 0.5
+    if "embeddings" in name or "decoder" in name:
+        return 0.0, _TABLE
     gain = 2.0 if ".query." in name or ".key." in name else 1.0
     if name.startswith("classifier") and shape[0] == 1:  # logits of pairs deviate by more than 1
         gain = 8.0
     return 0.0, gain / math.sqrt(shape[1])
+
+
+def _of_logits(name: str, hidden: int, mean: float, deviation: float) -> tuple[float, float]:
+    """Return mean and deviation by which one in forty logits is above 0, and few of them far above."""
+    spread = 0.3
+    if "LayerNorm" in name:
+        return spread * mean, spread * deviation
+    if name.endswith(("predictions.bias", "decoder.bias")):
+        mean = -2 * spread * _TABLE * math.sqrt(hidden)
+    return mean, deviation
 
 
 _ROBERTA: Final[Mapping[str, Any]] = {"roberta": True, "types": 1, "max_positions": 514}
@@ -183,6 +215,8 @@ _MULTILINGUAL: Final[Mapping[str, Any]] = {"vocab_size": 250002, "max_positions"
 
 TINY = EncoderSpec()
 FULL = EncoderSpec(**_BASE, **_UNCASED)
+SPLADE_TINY = EncoderSpec(masked=True, prefix="bert.", prompted=False)
+SPLADE_FULL = replace(SPLADE_TINY, **_BASE, **_UNCASED)
 RERANK_TINY = EncoderSpec(scores=True, prefix="bert.", activation="torch.nn.modules.linear.Identity")
 RERANK_FULL = replace(RERANK_TINY, **_MINI, **_UNCASED)
 ROBERTA_TINY = EncoderSpec(**_ROBERTA)
@@ -193,6 +227,7 @@ ROBERTA_RERANK_TINY = EncoderSpec(**_ROBERTA, scores=True, prefix="roberta.")
 ROBERTA_RERANK_FULL = replace(ROBERTA_FULL, scores=True, prefix="roberta.")
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
+SPLADE_SIZES: Final = Sizes(tiny=SPLADE_TINY, full=SPLADE_FULL)
 RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 ROBERTA_SIZES: Final = Sizes(tiny=ROBERTA_TINY, full=ROBERTA_FULL)
 M3_SIZES: Final = Sizes(tiny=M3_TINY, full=M3_FULL)

@@ -52,15 +52,7 @@ def declared_json(
     """The files by which ``sentence-transformers`` makes a vector: pooling, and what follows."""
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     return {
-        MODULES_FILE: [
-            {
-                "idx": place,
-                "name": str(place),
-                "path": f"{place}_{name}" if place else "",
-                "type": f"sentence_transformers.models.{name}",
-            }
-            for place, name in enumerate(names)
-        ],
+        MODULES_FILE: _modules("sentence_transformers.models", names),
         "1_Pooling/config.json": {
             "word_embedding_dimension": hidden,
             f"pooling_mode_{pooling}": True,
@@ -72,6 +64,38 @@ def declared_json(
             "similarity_fn_name": "cosine",
         },
     }
+
+
+def splade_json(vocab_size: int, *, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """The files by which ``sentence-transformers`` makes weights of a vocabulary's logits."""
+    package = "sentence_transformers.sparse_encoder.models"
+    return {
+        MODULES_FILE: _modules(package, ["MLMTransformer", "SpladePooling"]),
+        "1_SpladePooling/config.json": {
+            "pooling_strategy": "max",
+            "activation_function": "relu",
+            "word_embedding_dimension": vocab_size,
+        },
+        PROMPTS_FILE: {
+            "model_type": "SparseEncoder",
+            "prompts": {"query": "", "document": "", **prompts},
+            "default_prompt_name": None,
+            "similarity_fn_name": "dot",
+        },
+    }
+
+
+def _modules(package: str, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return ``modules.json`` of these classes, the first of which is in the directory itself."""
+    return [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{name}" if place else "",
+            "type": f"{package}.{name}",
+        }
+        for place, name in enumerate(names)
+    ]
 
 
 def rope_json(key: str, theta: float, rope: Mapping[str, Any] | None) -> dict[str, Any]:

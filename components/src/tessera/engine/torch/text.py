@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -31,7 +32,7 @@ from tessera.engine.torch.cuda import CudaText, graph_cost
 from tessera.engine.torch.quantization import loaded
 from tessera.errors import EngineFailed
 from tessera.launched import Launched
-from tessera.models.base import VISION, Model, NamingModule, Outputs, TextModule
+from tessera.models.base import VISION, Model, NamingModule, OutputKind, Outputs, TextModule
 from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
@@ -51,6 +52,8 @@ class TorchTextEngine:
         graph_tokens = graph_cost(model, settings, placement, default=settings.max_batch_cost)
         self._model = model
         self._module = self._load(model, settings, placement)
+        # The number of its rows is not that of the tower's.
+        self._by_name = model.output.kind is OutputKind.SPARSE
         self._outputs = {"": model.output, **Outputs.of_model(model).by_name}
         self._max_length = model.max_tokens
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
@@ -82,7 +85,7 @@ class TorchTextEngine:
     def warm(self) -> None:
         if self._cuda is None:
             with one_thread():
-                self._computed(self._zeros(8, 8))
+                self._first(self._zeros(8, 8))
             tune_interpreter()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
@@ -96,7 +99,16 @@ class TorchTextEngine:
         self.launch(self._zeros(8, 8)).result()
         tune_interpreter()
 
+    def _first(self, batch: TextBatch) -> None:
+        """Run a batch on this thread, the first one."""
+        if self._by_name and isinstance(self._module, NamingModule):
+            self._named(self._module, _asking(batch))
+        else:
+            self._computed(batch)
+
     def launch(self, batch: TextBatch) -> Launched[Rows]:
+        if self._by_name:
+            return self.launch_named(_asking(batch)).map(Rows.joined)
         if self._cuda is not None:
             return self._cuda.launch(batch)
         in_lanes = None if self._lanes is None else self._in_lanes(batch, self._lanes)
@@ -198,3 +210,8 @@ class TorchTextEngine:
         if self._lanes is not None:
             self._lanes.close()
         del self._module
+
+
+def _asking(batch: TextBatch) -> TextBatch:
+    """Return a batch whose sequences all ask for the default output by name."""
+    return replace(batch, asked=((),) * len(batch.lengths))

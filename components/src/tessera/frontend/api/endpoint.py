@@ -52,6 +52,7 @@ ALL_KINDS: Final = frozenset(OutputKind)
 VECTORS: Final = frozenset((OutputKind.VECTOR,))
 TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
 SPARSE: Final = frozenset((OutputKind.SPARSE,))
+DENSE: Final = ALL_KINDS - SPARSE
 # Of rows: writing an answer of more than these takes long enough for other requests to notice, 1 ms. With two
 # clients that ask for pages of 50 MB of JSON, one in a hundred calls of /live takes 59 ms, and took 285.
 _LARGE_BYTES: Final = 1 << 18

@@ -68,7 +68,7 @@ from tessera.frontend.api.content import (
     split_messages,
 )
 from tessera.frontend.api.documents import check_chunks, document_of
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated
+from tessera.frontend.api.endpoint import SPARSE, TOKEN_VECTORS, VECTORS, Translated
 from tessera.frontend.api.formats import (
     ResponseBody,
     Values,
@@ -491,9 +491,10 @@ def _with_outputs(
     """Return a request with the outputs that its body asks for."""
     if body.late_chunking:
         return _of_document(request, body, limits)
-    if not (names := body.names()):
+    names, most, tokens = body.names(), body.max_active_dims, body.return_tokens
+    if not (names or most or tokens):
         return request
-    return replace(request, outputs=names, most_active=body.max_active_dims, tokens=body.return_tokens)
+    return replace(request, outputs=names, most_active=most, tokens=tokens)
 
 
 def _of_document(
@@ -716,7 +717,7 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
     output is one vector.
     """
-    if request.outputs:
+    if request.outputs or served.output.kind is OutputKind.SPARSE:
         return _write_outputs(request, served, result)
     values = finished(result.rows.values, request, served.output)
     bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
@@ -873,7 +874,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
-    if request.outputs or request.multivector:
+    if request.outputs or request.multivector or served.output.kind is OutputKind.SPARSE:
         return _translate_other(request, served)
     return Translated(request=request, write=partial(write_embeddings, request, served))
 
@@ -885,7 +886,7 @@ def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
         # Each chunk's vector is written as that of an input.
         write = partial(write_embeddings, replace(request, outputs=()), served)
         return Translated(request=request, write=write)
-    if request.outputs:
+    if request.outputs or served.output.kind is OutputKind.SPARSE:
         request = _named(request, served)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
         raise InvalidInput(
@@ -896,8 +897,13 @@ def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
 
 
 def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
-    """Check what is asked for by name; a dense vector alone is the default's where that is one."""
+    """Check what is asked for by name, or weights that are the default; the default alone needs no name.
+
+    But that of token vectors, which has another key when it is named.
+    """
     outputs = served.asked(request.outputs)
+    if all(output.kind is OutputKind.SPARSE for output in outputs):
+        _check_weights(request)
     raw = request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY)
     if raw and (len(outputs) > 1 or outputs[0].kind is OutputKind.SPARSE):
         raise InvalidInput(
@@ -909,9 +915,23 @@ def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
             "return_multivector: contradicts output_types, which names token vectors",
             param="return_multivector",
         )
-    if len(outputs) == 1 and outputs[0] is served.output and outputs[0].kind is OutputKind.VECTOR:
+    if len(outputs) == 1 and outputs[0] is served.output and outputs[0].kind is not OutputKind.TOKENS:
         return replace(request, outputs=())
     return request
+
+
+def _check_weights(request: EmbeddingsRequest) -> None:
+    """Raise ``InvalidInput`` for what only vectors have."""
+    if request.dtype is not EmbedDtype.FLOAT32:
+        raise InvalidInput(
+            f"{request.dtype_param}: {request.dtype.value} is a type of vectors, and weights are numbers",
+            param=request.dtype_param,
+        )
+    if request.dimensions is not None:
+        param = request.dimensions_param
+        raise InvalidInput(
+            f"{param}: weights have no width; max_active_dims bounds how many there are", param=param
+        )
 
 
 def _routes(service: Service) -> list[ApiRoute]:
@@ -946,7 +966,7 @@ def _routes(service: Service) -> list[ApiRoute]:
                 summary="Embed text and images",
                 body=EMBEDDINGS.schema,
                 answer=_ANSWER,
-                kinds=VECTORS | TOKEN_VECTORS,
+                kinds=VECTORS | TOKEN_VECTORS | SPARSE,
                 application__octet_stream={"type": "string", "format": "binary"},
             ),
             get_route(

@@ -75,6 +75,7 @@ function showStatus(all) {
   page["notice-text"].hidden = status.images || kind !== "vector";
   page["notice-tokens"].hidden = kind !== "tokens";
   page["notice-score"].hidden = kind !== "score";
+  page["notice-sparse"].hidden = kind !== "sparse";
   // A search by what this model gives would show an order that means nothing, or an error.
   page.search.hidden = page.pictures.hidden = kind !== "vector";
   page["notice-demo"].hidden = status.checkpoint !== "demo";

@@ -12,20 +12,25 @@ class Bert(EncoderModel):
 
     family = "bert"
     revision = "bert 1"
-    first, last = "[CLS]", "[SEP]"
-    stems = ("bert.",)
 
 
 FAMILY: Family = OptionsFamily(
     name=Bert.family,
-    model_types=("bert",),
+    model_types=("bert", "distilbert"),
     hub_models=(
         "sentence-transformers/all-MiniLM-L6-v2",
         "BAAI/bge-base-en-v1.5",
         "intfloat/e5-base-v2",
         "intfloat/multilingual-e5-small",
+        "sentence-transformers/msmarco-distilbert-base-tas-b",
     ),
     options=Options,
     opened=Bert,
-    architectures=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
+    architectures=(
+        "BertModel",
+        "BertForMaskedLM",
+        "BertForPreTraining",
+        "DistilBertModel",
+        "DistilBertForMaskedLM",
+    ),
 )

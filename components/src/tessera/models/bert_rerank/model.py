@@ -14,14 +14,13 @@ class BertRerank(CrossEncoder, Bert):
 
     family = "bert_rerank"
     revision = "bert_rerank 2"
-    head_names = {"pooler.dense.": "head.dense.", "classifier.": "head."}
 
 
 FAMILY: Family = OptionsFamily(
     name=BertRerank.family,
-    model_types=("bert",),
+    model_types=("bert", "distilbert"),
     hub_models=("cross-encoder/ms-marco-MiniLM-L6-v2",),
     options=PairOptions,
     opened=BertRerank,
-    architectures=("BertForSequenceClassification",),
+    architectures=("BertForSequenceClassification", "DistilBertForSequenceClassification"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import Content, ImagePlan, Int32Array, Role
 from tessera.models.declared import role_prompts, skipped_prompts
+from tessera.models.encoder.body import Body, body_of
 from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.stages import StageModule
@@ -50,28 +51,19 @@ _POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttok
 
 
 class EncoderModel(TowerModel):
-    """Base of encoders; an input is a first token, a prompt with the texts, and a last token.
-
-    ``first`` and ``last`` are these tokens where ``tokenizer_config.json`` does not name them, ``stems`` what
-    may stand before the names of tensors, and ``head_names`` what a head's products are called.
-    """
+    """Base of encoders; an input is a first token, a prompt with the texts, and a last token."""
 
     lowers_case = True
-    first: ClassVar[str]
-    last: ClassVar[str]
-    stems: ClassVar[tuple[str, ...]]
-    head_names: ClassVar[Mapping[str, str]] = {}
     _skipped: Sequence[tuple[list[int], int]] = ()
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = role_prompts(declared, dict.fromkeys(Role, ""))
-        given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
-        self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
+        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
         skipped = skipped_prompts(declared, self._prompts)
-        text = read_encoder(config, pooling=_POOLINGS[options.pooling])
-        self._open(config, replace(text, skips=bool(skipped)), declared, options)
+        text = read_encoder(config, body_of(config), pooling=_POOLINGS[options.pooling])
+        text = replace(text, skips=bool(skipped))
+        self._open(config, text, declared, options, max_tokens=options.max_tokens)
         self._skipped = sorted(map(self._beginning, skipped), key=lambda begin: -len(begin[0]))
 
     def _beginning(self, prompt: str) -> tuple[list[int], int]:
@@ -88,18 +80,25 @@ class EncoderModel(TowerModel):
         return [self._first, *own], 1 + len(self._tokenizer.ids(prompt))
 
     def _open(
-        self, config: Section, text: EncoderSpec, declared: Declared, options: Options | PairOptions
+        self,
+        config: Section,
+        text: EncoderSpec,
+        declared: Declared,
+        options: msgspec.Struct,
+        *,
+        max_tokens: int,
     ) -> None:
         path, lower_case = config.path.parent, declared.lower_case
+        self._body: Body = body_of(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
         self._types = text.types
-        most = min(options.max_tokens, text.positions - self.unused_positions(config))
+        most = min(max_tokens, text.positions - self.unused_positions(config))
         none: frozenset[int] = frozenset()
         TowerModel.__init__(
             self, path, text, tokenizer, options, max_tokens=most, dimensions=none, declared=declared
         )
-        self._first = tokenizer.id_of(token_name(path, "cls_token", self.first))
-        self._last = tokenizer.id_of(token_name(path, "sep_token", self.last))
+        self._first = tokenizer.id_of(token_name(path, "cls_token", self._body.first))
+        self._last = tokenizer.id_of(token_name(path, "sep_token", self._body.last))
 
     def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has."""
@@ -129,9 +128,14 @@ class EncoderModel(TowerModel):
         """int32 ``[tokens]``: a single text is of type 0."""
         return np.zeros(len(tokens), np.int32)
 
+    @property
+    def head_names(self) -> Mapping[str, str]:
+        """What the files call the modules of the head, if there is one, and what they are called here."""
+        return {}
+
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The place of every tensor that is used; raises ``CheckpointError``."""
-        names = Names(self.text.layers, self.stems, self.head_names)
+        names = Names(self.text.layers, self._body, self.head_names)
         return stored_tensors(self.path, self.text.shapes("text."), names)
 
     def load_stage(
@@ -139,3 +143,10 @@ class EncoderModel(TowerModel):
     ) -> StageModule:
         """Raises ``ConfigError``: nothing is compiled of learned positions and token types."""
         raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
+
+
+def prompts_of(declared: Declared, *, query: str, document: str) -> dict[Role, str]:
+    """Return the prompt of each role: the given one unless it is empty, else the declared one."""
+    given = {Role.QUERY: query, Role.PASSAGE: document}
+    prompts = role_prompts(declared, dict.fromkeys(Role, ""))
+    return prompts | {role: prompt for role, prompt in given.items() if prompt}

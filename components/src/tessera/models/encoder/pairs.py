@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,6 +14,7 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
+from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import read_encoder
 from tessera.models.encoder.model import EncoderModel, PairOptions
 from tessera.models.prompts import (
@@ -44,13 +45,19 @@ class CrossEncoder(EncoderModel):
     def __init__(self, path: Path, options: PairOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
-        text = read_encoder(config, pooling="first", head=HeadSpec(width=1, bias=True, dense=True))
-        self._open(config, text, read_declared(path), options)
+        body = body_of(config)
+        head = HeadSpec(width=1, bias=True, dense=body.score_activation)
+        text = read_encoder(config, body, pooling="first", head=head)
+        self._open(config, text, read_declared(path), options, max_tokens=options.max_tokens)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
         self._first_token = np.array([self._first], np.int32)
         chosen = options.activation
         self.activation = score_activation(self.declared) if chosen == "declared" else chosen
+
+    @property
+    def head_names(self) -> Mapping[str, str]:
+        return dict(zip(self._body.score, ("head.dense.", "head."), strict=True))
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts between the two tokens: what has no query."""
@@ -58,7 +65,7 @@ class CrossEncoder(EncoderModel):
 
     def types(self, tokens: Int32Array) -> Int32Array:
         """int32 ``[tokens]``: 1 behind the query's last token, where sides have types."""
-        if not self.typed or self._types == 1:
+        if not self.typed or self._types < 2:
             return super().types(tokens)
         ends = tokens == self._last
         types: Int32Array = (np.cumsum(ends, dtype=np.int32) > ends).astype(np.int32)

@@ -24,8 +24,6 @@ class XlmRoberta(EncoderModel):
 
     family = "xlm_roberta"
     revision = "xlm_roberta 1"
-    first, last = "<s>", "</s>"
-    stems = ("roberta.", "xlm-roberta.", "camembert.")
     files = (*EncoderModel.files, *HEAD_FILES)
     _heads: M3Heads | None = None
 

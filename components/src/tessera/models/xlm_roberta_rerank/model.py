@@ -14,7 +14,6 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
 
     family = "xlm_roberta_rerank"
     revision = "xlm_roberta_rerank 2"
-    head_names = {"classifier.dense.": "head.dense.", "classifier.out_proj.": "head."}
     separators = 2
     typed = False
 
