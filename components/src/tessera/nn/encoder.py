@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tessera.nn.forms.plain import Residual, tensor
@@ -15,7 +17,7 @@ class EncoderTower(TextTower):
     """Implements ``tessera.models.base.SplitTextModule``.
 
     ``positions`` has a row of places, one of types if there are types, and with ``skips`` one of what
-    pooling leaves out.
+    pooling leaves out, or with ``keyed`` one of what attention looks at.
     """
 
     spec: EncoderSpec
@@ -25,6 +27,20 @@ class EncoderTower(TextTower):
         hidden = spec.layer.hidden
         self.embed_positions = Table(spec.positions, hidden)
         self.embed_types = Table(spec.types, hidden) if spec.types else None
+
+    def sequences(
+        self, positions: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> Sequences:
+        """Return the sequences as attention sees them."""
+        if not self.spec.keyed:
+            return self.form.packed(cu_seqlens, lengths)
+        # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
+        starts = cu_seqlens[:-1].clamp(max=positions.shape[1] - 1)
+        keys = positions[-1].index_select(0, starts)
+        # On the host a look costs nothing, and documents are as if there were no queries.
+        if not keys.is_cuda and bool((keys == cu_seqlens.diff()).all()):
+            return self.form.packed(cu_seqlens, lengths)
+        return self.form.packed(cu_seqlens, lengths, keys)
 
     def pooling(self, sequences: Sequences, cu_seqlens: torch.Tensor, positions: torch.Tensor) -> Sequences:
         """Return the sequences as pooling sees them."""

@@ -103,19 +103,25 @@ class Packed(Bounded):
     """Sequences end to end.
 
     ``cu_seqlens`` int32 ``[batch + 1]`` bounds them, and ``lengths`` says the same on the host, so that
-    nothing has to wait for the device.
+    nothing has to wait for the device. ``keys`` int32 ``[batch]`` is how many of each sequence's first rows
+    all of its rows look at; without it they look at all. It is not for causal attention.
     """
 
-    __slots__ = ("lengths",)
+    __slots__ = ("keys", "lengths")
 
-    def __init__(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
+    ) -> None:
         super().__init__(cu_seqlens)
         self.lengths = lengths
+        self.keys = keys
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
         k, v = grouped(q, k), grouped(q, v)
         if q.is_cuda and q.dtype != torch.float32 and not causal:
             return self._attend_packed(q, k, v)
+        if self.keys is not None:
+            return _by_length(q, k, v, self.lengths, causal, self.keys)
         if len(set(self.lengths)) == 1:
             return _equal_lengths(q, k, v, self.lengths[0], causal)
         return _by_length(q, k, v, self.lengths, causal)
@@ -124,7 +130,7 @@ class Packed(Bounded):
         from torch.nn.attention.varlen import varlen_attn
 
         longest, bounds = max(self.lengths), self.cu_seqlens
-        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest, seqused_k=self.keys)
         return packed if isinstance(packed, torch.Tensor) else packed[0]
 
 
@@ -272,30 +278,51 @@ def grouped(q: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
 
 
 def _equal_lengths(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    length: int,
+    causal: bool,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Attend where all are of one length; ``mask``, bool ``[batch, length]``, is true for keys."""
     queries, keys, values = (x.view(-1, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-    attended = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    seen = None if mask is None else mask[:, None, None, :]
+    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, is_causal=causal)
     return attended.transpose(1, 2).flatten(0, 1)
 
 
 def _by_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Sequence[int],
+    causal: bool,
+    counts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One call for each distinct length, over views of the packed rows where a length occurs once."""
+    """One call for each distinct length, over views of the packed rows where a length occurs once.
+
+    ``counts``, int32 ``[batch]``, is how many of each sequence's first rows are keys, None for all.
+    """
     starts: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
     offset = 0
-    for length in lengths:
+    for number, length in enumerate(lengths):
         starts.setdefault(length, []).append(offset)
+        numbers.setdefault(length, []).append(number)
         offset += length
     out = torch.empty_like(q)
     for length, offsets in starts.items():
         slices = [slice(start, start + length) for start in offsets]
+        mask = None
+        if counts is not None:
+            of_these = torch.stack([counts[number] for number in numbers[length]])
+            mask = torch.arange(length, device=q.device) < of_these[:, None]
         if len(slices) == 1:
-            out[slices[0]] = _equal_lengths(q[slices[0]], k[slices[0]], v[slices[0]], length, causal)
+            out[slices[0]] = _equal_lengths(q[slices[0]], k[slices[0]], v[slices[0]], length, causal, mask)
             continue
         queries, keys, values = (torch.cat([x[where] for where in slices]) for x in (q, k, v))
-        attended = _equal_lengths(queries, keys, values, length, causal)
+        attended = _equal_lengths(queries, keys, values, length, causal, mask)
         for where, rows in zip(slices, attended.view(len(slices), length, *q.shape[1:]), strict=True):
             out[where] = rows
     return out

@@ -87,7 +87,10 @@ class Exported(Form):
         q, k, v = attention.split(heads)
         return rotation.scaled(q), k, v
 
-    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
+    def packed(
+        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
+    ) -> Sequences:
+        assert keys is None, "nothing is exported of encoders"
         return ExportedPacked(cu_seqlens, self._search)
 
     def equal(self, length: int) -> Sequences:
