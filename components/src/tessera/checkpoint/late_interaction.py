@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.declared import PROMPTS_FILE, STANFORD_FILE, Declared, transformer_section
+from tessera.checkpoint.declared import (
+    MODULES_FILE,
+    PROMPTS_FILE,
+    STANFORD_FILE,
+    Declared,
+    transformer_section,
+)
 from tessera.checkpoint.section import Section
+from tessera.errors import CheckpointError
 
 # Lengths in tokens where a form does not declare them. PyLate's documents of Stanford's form have 180, too.
 _QUERY_LENGTH: Final = 32
@@ -89,6 +96,8 @@ def read_late_interaction(declared: Declared) -> LateInteraction:
         raise general.error("similarity_fn_name", "is meanmaxsim, and scores are sums, those of maxsim")
     own = general.string("model_type", "ColBERT") == "ColBERT" or any(map(general.has, _PYLATE_KEYS))
     if own and declared.mask is None:
+        if not declared.dense:
+            raise CheckpointError(f"{directory / MODULES_FILE}: has no Dense, so there are no token vectors")
         return _read_pylate(general, declared.prompts)
     return _read_multi_vector(declared)
 

@@ -188,6 +188,8 @@ def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
 def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
     bounds = output_bounds(batch, output)
+    if output.skiplist is not None:
+        indices = output.skiplist.indices(batch.input_ids, bounds)
     if indices is not None:
         if output.kind is OutputKind.SPARSE:
             computed, indices = merged(computed, indices, bounds)
