@@ -16,6 +16,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
     built_in = [
         "bert",
+        "bert_colbert",
         "bert_rerank",
         "clip",
         "colqwen3",
@@ -31,6 +32,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "siglip",
         "siglip2",
         "xlm_roberta",
+        "xlm_roberta_colbert",
         "xlm_roberta_rerank",
     ]
     assert [family.name for family in families()] == built_in

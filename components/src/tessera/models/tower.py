@@ -231,7 +231,8 @@ class TowerModel:
         """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
-        return load_text(self.stored_text, self.all_tensors(), part="text.", dtype=dtype, device=device)
+        tower = load_text(self.stored_text, self.all_tensors(), part="text.", dtype=dtype, device=device)
+        return tower.give(self.output.name, {})
 
     @property
     def state_width(self) -> int:
