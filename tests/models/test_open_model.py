@@ -105,6 +105,8 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
         ({"model_type": "bert"}, "bert"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert"),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "bert_rerank"),
+        ({"model_type": "bert", "architectures": ["HF_ColBERT"]}, "bert_colbert"),
+        ({"model_type": "xlm-roberta", "architectures": ["HF_ColBERT"]}, "xlm_roberta_colbert"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "xlm_roberta"),
         (
             {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]},

@@ -1,4 +1,4 @@
-"""Token vectors of ColBERT against PyLate's definition and sentence-transformers, and with likely mistakes."""
+"""Token vectors of ColBERT against PyLate's definition and sentence-transformers, and with mistakes."""
 
 from __future__ import annotations
 
@@ -115,11 +115,13 @@ def of_library(path: Path) -> Rows:
 
     reference: Any = MultiVectorEncoder(str(path), device="cpu")
     # In one batch a shorter text is padded, which changes nothing.
-    return [list(map(np.asarray, encode(TEXTS))) for encode in (reference.encode_query, reference.encode_document)]
+    return [
+        list(map(np.asarray, encode(TEXTS))) for encode in (reference.encode_query, reference.encode_document)
+    ]
 
 
 def saved_by_sentence_transformers(source: Path, target: Path, expansion: Any, **changes: Any) -> Path:
-    """The form of ``MultiVectorEncoder`` 6.2, whose markers are special tokens at the begin of its prompts."""
+    """The form of ``MultiVectorEncoder`` 6.2, whose markers are special tokens that begin its prompts."""
     shutil.copytree(source, target)
     tokenizer = json.loads((target / "tokenizer.json").read_text())
     for token in tokenizer["added_tokens"]:
@@ -154,7 +156,8 @@ def saved_by_sentence_transformers(source: Path, target: Path, expansion: Any, *
     )
     write(
         target / "sentence_bert_config.json",
-        {"transformer_task": "feature-extraction", "document_length": 50, "query_expansion": expansion} | changes,
+        {"transformer_task": "feature-extraction", "document_length": 50, "query_expansion": expansion}
+        | changes,
     )
     return target
 
@@ -295,7 +298,9 @@ def test_pieces_are_what_is_embedded(path: Path) -> None:
     model = open_model(path)
     for role in (*SIDES, Role.NONE):
         pieces = model.pieces("what is the river?", role=role, param="input")
-        assert [piece.token for piece in pieces] == prompt_of(model, "what is the river?", role).tokens.tolist()
+        assert [piece.token for piece in pieces] == prompt_of(
+            model, "what is the river?", role
+        ).tokens.tolist()
 
 
 def test_token_ids_are_of_the_side_that_they_begin_as(written: WriteCheckpoint) -> None:
@@ -341,7 +346,12 @@ ST = "config_sentence_transformers.json"
         (TINY, "config.json", {"auto_map": {"AutoModel": "modeling.Model"}}, "auto_map names code"),
         (PYLATE_TINY, ST, {"query_prefix": "[X] "}, r"has no token '\[X\] '"),
         (PYLATE_TINY, ST, {"query_prefix": "[D] "}, "do not begin with tokens of their own"),
-        (PYLATE_TINY, ST, {"query_prefix": "", "document_prefix": ""}, "do not begin with tokens of their own"),
+        (
+            PYLATE_TINY,
+            ST,
+            {"query_prefix": "", "document_prefix": ""},
+            "do not begin with tokens of their own",
+        ),
         (PYLATE_TINY, ST, {"skiplist_words": [1]}, "skiplist_words must be a list of strings"),
         (PYLATE_TINY, ST, {"similarity_fn_name": "meanmaxsim"}, "similarity_fn_name is meanmaxsim"),
         (PYLATE_TINY, ST, {"similarity_fn_name": "hamming"}, "similarity_fn_name must be one of"),
@@ -391,9 +401,15 @@ def test_checkpoints_are_told_apart_by_what_they_declare(written: WriteCheckpoin
     assert open_model(source).fingerprint != open_model(other).fingerprint
 
 
-def test_without_the_file_of_metadata_the_defaults_are_pylates(written: WriteCheckpoint, tmp_path: Path) -> None:
+def test_without_the_file_of_metadata_the_defaults_are_pylates(
+    written: WriteCheckpoint, tmp_path: Path
+) -> None:
     path = tmp_path / "it"
     shutil.copytree(written(replace(TINY, width=128)), path)
     (path / "artifact.metadata").unlink()
     model = open_model(path)
-    assert (model.output.width, len(prompt_of(model, "a", Role.QUERY).tokens), model.max_tokens) == (128, 32, 180)
+    assert (model.output.width, len(prompt_of(model, "a", Role.QUERY).tokens), model.max_tokens) == (
+        128,
+        32,
+        180,
+    )

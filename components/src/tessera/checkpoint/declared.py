@@ -131,9 +131,8 @@ class Declared:
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
-    a head has. ``mask`` is the
-    file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that were read, and those that hold modules'
-    weights, by their place in the directory.
+    a head has. ``mask`` is the file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that
+    were read, and those that hold modules' weights, by their place in the directory.
     """
 
     directory: Path

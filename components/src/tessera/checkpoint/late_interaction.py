@@ -1,7 +1,8 @@
 """Reads what a checkpoint of ColBERT's kind declares of its queries and documents; torch-free.
 
-There are three forms: ``artifact.metadata`` of Stanford's ColBERT, keys of ``config_sentence_transformers.json``
-that PyLate writes, and files of the modules of ``MultiVectorEncoder`` in ``sentence-transformers`` 6.2.
+There are three forms: ``artifact.metadata`` of Stanford's ColBERT, keys that PyLate writes in
+``config_sentence_transformers.json``, and files of the modules of ``MultiVectorEncoder`` in
+``sentence-transformers`` 6.2.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class LateInteraction:
 
 
 def read_late_interaction(declared: Declared) -> LateInteraction:
-    """Read the form that a checkpoint of token vectors has; raises ``CheckpointError`` for what is not done."""
+    """Read the form that a checkpoint has; raises ``CheckpointError`` for what is not done."""
     directory = declared.directory
     if not declared.modules:
         return _read_stanford(directory)
@@ -211,4 +212,3 @@ def _words(section: Section, key: str) -> tuple[str, ...] | None:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise section.error(key, f"must be a list of strings, not {value!r}")
     return tuple(words)
-

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tessera.nn.forms.plain import Residual, tensor
-from tessera.nn.sequences import Kept, Sequences
+from tessera.nn.sequences import Kept, Packed, Sequences
 from tessera.nn.spec import EncoderSpec
 from tessera.nn.table import Table
 from tessera.nn.text import Embedded, TextTower
@@ -28,20 +26,6 @@ class EncoderTower(TextTower):
         self.embed_positions = Table(spec.positions, hidden)
         self.embed_types = Table(spec.types, hidden) if spec.types else None
 
-    def sequences(
-        self, positions: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> Sequences:
-        """Return the sequences as attention sees them."""
-        if not self.spec.keyed:
-            return self.form.packed(cu_seqlens, lengths)
-        # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
-        starts = cu_seqlens[:-1].clamp(max=positions.shape[1] - 1)
-        keys = positions[-1].index_select(0, starts)
-        # On the host a look costs nothing, and documents are as if there were no queries.
-        if not keys.is_cuda and bool((keys == cu_seqlens.diff()).all()):
-            return self.form.packed(cu_seqlens, lengths)
-        return self.form.packed(cu_seqlens, lengths, keys)
-
     def pooling(self, sequences: Sequences, cu_seqlens: torch.Tensor, positions: torch.Tensor) -> Sequences:
         """Return the sequences as pooling sees them."""
         return Kept(cu_seqlens, positions[-1]) if self.spec.skips else sequences
@@ -52,6 +36,17 @@ class EncoderTower(TextTower):
         if self.embed_types is not None:
             rows = rows + self.embed_types(positions[1])
         stream = Residual(rows)
-        self.layers(stream, sequences, None)
+        self.layers(stream, self._keyed(sequences, positions) if self.spec.keyed else sequences, None)
         assert self.norm is not None
         return tensor(self.norm(stream))
+
+    def _keyed(self, sequences: Sequences, positions: torch.Tensor) -> Sequences:
+        """Return the sequences as attention sees them, by the last row of the positions."""
+        assert isinstance(sequences, Packed)
+        bounds = sequences.cu_seqlens
+        # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
+        keys = positions[-1].index_select(0, bounds[:-1].clamp(max=positions.shape[1] - 1))
+        # On the host a look costs nothing, and documents are as if there were no queries.
+        if not keys.is_cuda and bool((keys == bounds.diff()).all()):
+            return sequences
+        return self.form.keyed(bounds, sequences.lengths, keys)

@@ -150,15 +150,9 @@ class TextTower(nn.Module):
         lengths: Sequence[int],
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten."""
-        sequences = self.sequences(positions, cu_seqlens, lengths)
+        sequences = self.form.packed(cu_seqlens, lengths)
         hidden = self.encode(embedded, positions, sequences)
         return self.rows(hidden, self.pooling(sequences, cu_seqlens, positions))
-
-    def sequences(
-        self, positions: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> Sequences:
-        """Return the sequences as attention sees them."""
-        return self.form.packed(cu_seqlens, lengths)
 
     def pooling(self, sequences: Sequences, cu_seqlens: torch.Tensor, positions: torch.Tensor) -> Sequences:
         """Return the sequences as pooling sees them."""
@@ -175,7 +169,7 @@ class TextTower(nn.Module):
         vision_index: torch.Tensor,
     ) -> list[HeadRows]:
         """Give outputs by name of one pass: the tower's own rows, hidden states, and those of ``heads``."""
-        sequences = self.sequences(positions, cu_seqlens, lengths)
+        sequences = self.form.packed(cu_seqlens, lengths)
         hidden = self.encode(self.embed(input_ids, vision_rows, vision_index), positions, sequences)
         states = None if set(names) <= {"", self.name} else hidden.float()
         found: list[HeadRows] = []

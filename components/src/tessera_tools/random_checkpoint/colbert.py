@@ -60,9 +60,7 @@ class ColbertSpec(EncoderSpec):
 
     def _projection(self) -> RandomTensor:
         shape = (self.width, self.hidden)
-        return RandomTensor(
-            name="linear.weight", shape=shape, mean=0.0, deviation=1 / math.sqrt(self.hidden)
-        )
+        return RandomTensor(name="linear.weight", shape=shape, mean=0.0, deviation=1 / math.sqrt(self.hidden))
 
     def _stanford(self, config: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -69,8 +69,8 @@ class ColbertModel(EncoderModel):
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
         if declared.task != "tokens":
             raise CheckpointError(
-                f"{path}: declares no token vectors: neither {STANFORD} in {CONFIG_FILE} nor a Dense without a"
-                " Pooling in modules.json"
+                f"{path}: declares no token vectors: {CONFIG_FILE} has no {STANFORD}, and modules.json has no"
+                " Dense without a Pooling"
             )
         self._late = late = read_late_interaction(declared)
         expansion = late.expansion
@@ -171,9 +171,7 @@ class ColbertModel(EncoderModel):
         behind = np.full(missing, self._mask, np.int32)
         return replace(prompt, tokens=np.concatenate((prompt.tokens, behind)))
 
-    def pieces(
-        self, text: str, *, role: Role, instruction: str | None = None, param: str
-    ) -> Sequence[Piece]:
+    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
         """The tokens of a text, and those that expand a query."""
         pieces = super().pieces(text, role=role, instruction=instruction, param=param)
         missing = self._missing(Content(parts=(text,), role=role), len(pieces))
@@ -199,5 +197,3 @@ class ColbertModel(EncoderModel):
             return len(tokens)
         others = np.flatnonzero(tokens != self._mask)
         return int(others[-1]) + 1 if len(others) else len(tokens)
-
-

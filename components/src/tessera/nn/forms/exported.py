@@ -87,10 +87,7 @@ class Exported(Form):
         q, k, v = attention.split(heads)
         return rotation.scaled(q), k, v
 
-    def packed(
-        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
-    ) -> Sequences:
-        assert keys is None, "nothing is exported of encoders"
+    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
         return ExportedPacked(cu_seqlens, self._search)
 
     def equal(self, length: int) -> Sequences:

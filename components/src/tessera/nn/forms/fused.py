@@ -17,7 +17,7 @@ from tessera.nn.kernels import attention as kernel
 from tessera.nn.kernels import flash, gate, gemm, mean, norm, patches, rotary, rows
 from tessera.nn.layer import LayerNorm, Linear, Mlp
 from tessera.nn.rotary import Rotation
-from tessera.nn.sequences import Equal, Packed, Sequences
+from tessera.nn.sequences import Equal, Keyed, Packed, Sequences
 
 if TYPE_CHECKING:
     from tessera.nn.layer import Attention, Block, RmsNorm
@@ -110,10 +110,11 @@ class Fused(Form):
         q, k, v = attention.split(heads)
         return rotation.scaled(q), k, v
 
-    def packed(
-        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
-    ) -> Sequences:
-        return FusedPacked(cu_seqlens, lengths, keys)
+    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
+        return FusedPacked(cu_seqlens, lengths)
+
+    def keyed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor) -> Sequences:
+        return FusedKeyed(cu_seqlens, lengths, keys)
 
     def equal(self, length: int) -> Sequences:
         return FusedEqual(length)
@@ -141,12 +142,9 @@ class FusedPacked(Packed):
 
     __slots__ = ("_typical",)
 
-    def __init__(
-        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
-    ) -> None:
-        super().__init__(cu_seqlens, lengths, keys)
-        # With fewer keys than rows sequences are short.
-        known = keys is None and len(lengths) == cu_seqlens.shape[0] - 1
+    def __init__(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> None:
+        super().__init__(cu_seqlens, lengths)
+        known = len(lengths) == cu_seqlens.shape[0] - 1
         self._typical = flash.typical(lengths) if known else 0.0
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -155,11 +153,22 @@ class FusedPacked(Packed):
             return flash.flash_attention(q, k, v, self.cu_seqlens, causal=causal)
         if not kernel.supports(width):
             return super().attend(q, k, v, causal=causal)
-        longest = max(self.lengths)
-        return kernel.packed_attention(q, k, v, self.cu_seqlens, longest, causal=causal, seen=self.keys)
+        return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), causal=causal)
 
     def mean(self, rows_in: torch.Tensor) -> torch.Tensor:
         return mean.segment_mean(rows_in, self.cu_seqlens)
+
+
+class FusedKeyed(Keyed):
+    """Attention by the kernel of our own, to fewer keys than rows."""
+
+    __slots__ = ()
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        if not kernel.supports(q.shape[2]):
+            return super().attend(q, k, v, causal=causal)
+        assert not causal
+        return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), seen=self.keys)
 
 
 class FusedEqual(Equal):

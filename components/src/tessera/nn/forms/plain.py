@@ -159,11 +159,15 @@ class Form:
         q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
         return rotation.scaled(q), k, v
 
-    def packed(
-        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor | None = None
-    ) -> sequences.Sequences:
+    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> sequences.Sequences:
         """Sequences end to end, as ``sequences.Packed`` says."""
-        return sequences.Packed(cu_seqlens, lengths, keys)
+        return sequences.Packed(cu_seqlens, lengths)
+
+    def keyed(
+        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor
+    ) -> sequences.Sequences:
+        """Sequences end to end, as ``sequences.Keyed`` says."""
+        return sequences.Keyed(cu_seqlens, lengths, keys)
 
     def equal(self, length: int) -> sequences.Sequences:
         """Sequences end to end that are all of one length."""
