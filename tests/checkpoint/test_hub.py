@@ -18,6 +18,7 @@ import pytest
 from tessera.checkpoint.source import HubModel, Source, find
 from tessera.errors import ConfigError
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.colbert import TINY as COLBERT
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
 from tests.models.declaring import Module, declare, dense
@@ -121,6 +122,16 @@ def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
         del hub.files[needed[3]]
         error = run(hub, tmp_path / "another").error
         assert f"modules.json needs {needed[3]}, which the hub does not have" in error
+
+
+@pytest.mark.service
+def test_the_metadata_of_colbert_is_downloaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "it", COLBERT)
+    files = files_of(tmp_path / "it")
+    with local_hub(files) as hub:
+        said = run(hub, tmp_path / "cache")
+        folder = Path(said.source["directory"])
+        assert (folder / "artifact.metadata").read_bytes() == files["artifact.metadata"]
 
 
 def largest(paths: Iterable[Path]) -> int:

@@ -73,6 +73,34 @@ def test_packed_attention(
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_packed_attention_to_fewer_keys(
+    lengths: list[int], heads: tuple[int, int, int], recorded: bool
+) -> None:
+    """Rows look at the first keys of their sequence alone; what others hold may be anything."""
+    from tessera.nn.kernels.attention import packed_attention
+    from tessera.nn.sequences import Keyed
+
+    count, shared, width = heads
+    total = sum(lengths)
+    q, k, v = random(total, count + 2 * shared, width).split((count, shared, shared), dim=1)
+    counts = [1 + length // 2 for length in lengths]
+    seen = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
+    longest = total if recorded else max(lengths)
+    found = packed_attention(q, k, v, bounds_of(lengths), longest, seen=seen)
+    expected = Keyed(bounds_of(lengths), lengths, seen).attend(q.float(), k.float(), v.float(), causal=False)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=1e-2)
+    packed = Keyed(bounds_of(lengths), lengths, seen).attend(q, k, v, causal=False)
+    torch.testing.assert_close(packed.float(), expected, rtol=2e-2, atol=1e-2)
+    kept = torch.cat([torch.arange(length) < first for length, first in zip(lengths, counts, strict=True)])
+    where = kept.to(DEVICE)[:, None, None]
+    k, v = torch.where(where, k, 1e4), torch.where(where, v, -1e4)
+    again = packed_attention(q, k, v, bounds_of(lengths), longest, seen=seen)
+    assert torch.equal(again, found)
+
+
 def test_a_causal_row_does_not_see_later_keys() -> None:
     """Later keys and values may be anything, even what is no number."""
     from tessera.nn.kernels.attention import packed_attention

@@ -10,8 +10,8 @@ import pytest
 
 from tessera.models import families
 from tessera.models.colqwen3.model import Options as ColQwen3Options
+from tessera.models.encoder.model import ColbertOptions, PairOptions
 from tessera.models.encoder.model import Options as EncoderOptions
-from tessera.models.encoder.model import PairOptions
 from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_rerank.model import Options as Qwen3RerankOptions
@@ -39,6 +39,7 @@ def test_every_family_is_described() -> None:
     ("family", "options"),
     [
         ("bert", EncoderOptions),
+        ("bert_colbert", ColbertOptions),
         ("bert_rerank", PairOptions),
         ("colqwen3", ColQwen3Options),
         ("llama_nemotron_rerank", RerankOptions),
@@ -50,6 +51,7 @@ def test_every_family_is_described() -> None:
         ("siglip2", Siglip2Options),
         ("splade", SpladeOptions),
         ("xlm_roberta", EncoderOptions),
+        ("xlm_roberta_colbert", ColbertOptions),
         ("xlm_roberta_rerank", PairOptions),
     ],
 )

@@ -16,6 +16,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
     built_in = [
         "bert",
+        "bert_colbert",
         "bert_rerank",
         "clip",
         "colqwen3",
@@ -32,6 +33,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "siglip2",
         "splade",
         "xlm_roberta",
+        "xlm_roberta_colbert",
         "xlm_roberta_rerank",
     ]
     assert [family.name for family in families()] == built_in
@@ -110,6 +112,8 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
             {"model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"]},
             "bert_rerank",
         ),
+        ({"model_type": "bert", "architectures": ["HF_ColBERT"]}, "bert_colbert"),
+        ({"model_type": "xlm-roberta", "architectures": ["HF_ColBERT"]}, "xlm_roberta_colbert"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "xlm_roberta"),
         (
             {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]},

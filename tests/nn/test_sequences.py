@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from tessera.nn.sequences import Equal, Kept, Masked, Packed, Padded, Sequences, pool
+from tessera.nn.sequences import Equal, Kept, Keyed, Masked, Packed, Padded, Sequences, pool
 from tessera.nn.spec import Pooling
 from tests.nn.copying import noise
 
@@ -76,6 +76,29 @@ def test_attends_within_each_sequence(
     q, k, v = torch.split(product, parts, dim=1)
     expected = reference(q, k, v, lengths, causal=causal)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [[5], [3, 3, 3], [4, 1, 4, 9, 1, 1], [300, 2, 300]], ids=str)
+def test_rows_look_at_the_first_keys_of_their_sequence(lengths: list[int], heads: tuple[int, int]) -> None:
+    counts = [1 + length // 2 for length in lengths]
+    product = noise(sum(lengths), heads[0] + 2 * heads[1], 16)
+    q, k, v = torch.split(product, [heads[0], heads[1], heads[1]], dim=1)
+    sequences = Keyed(bounds_of(lengths), lengths, torch.tensor(counts, dtype=torch.int32))
+    found = sequences.attend(q, k, v, causal=False)
+    start = 0
+    for length, count in zip(lengths, counts, strict=True):
+        # Each row as the last of a sequence that has the keys alone before it.
+        for row in range(start, start + length):
+            own = slice(start, start + count)
+            query = q[row : row + 1].expand(count, -1, -1)
+            expected = reference(query, k[own], v[own], [count], causal=False)[0]
+            torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
+        start += length
+    # What is no key may be anything.
+    kept = torch.cat([torch.arange(length) < count for length, count in zip(lengths, counts, strict=True)])
+    spoiled = torch.where(kept[:, None, None], k, 1e4), torch.where(kept[:, None, None], v, -1e4)
+    torch.testing.assert_close(sequences.attend(q, *spoiled, causal=False), found)
 
 
 REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

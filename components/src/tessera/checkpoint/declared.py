@@ -22,6 +22,10 @@ from tessera.small_files import read_json
 
 MODULES_FILE: Final = "modules.json"
 PROMPTS_FILE: Final = "config_sentence_transformers.json"
+STANFORD_FILE: Final = "artifact.metadata"
+STANFORD: Final = "HF_ColBERT"
+"""The value of ``architectures`` of ColBERT's own checkpoints, beside whose weights that file is."""
+
 TRANSFORMER_FILES: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -140,8 +144,8 @@ class Declared:
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
-    a head has. ``adapter`` is PEFT's. ``files`` are all that were read, and those that hold modules'
-    weights, by their place in the directory.
+    a head has. ``mask`` is the file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that
+    were read, and those that hold modules' weights, by their place in the directory.
     """
 
     directory: Path
@@ -163,6 +167,7 @@ class Declared:
     logit_score: LogitScore | None = None
     truncate_dim: int | None = None
     similarity: str | None = None
+    mask: Path | None = None
     adapter: Adapter | None = None
     files: tuple[str, ...] = ()
 
@@ -202,7 +207,7 @@ def read_declared(directory: Path) -> Declared:
     """
     config = Section.read(directory / CONFIG_FILE, optional=True)
     general = Section.read(directory / PROMPTS_FILE, optional=True)
-    transformer = _transformer(directory)
+    transformer = transformer_section(directory)
     modules = _Modules(directory)
     modules.read()
     modules.check_logits(transformer)
@@ -231,14 +236,21 @@ def read_declared(directory: Path) -> Declared:
         labels=labels,
         logit_score=modules.logit_score,
         truncate_dim=beside.integer("truncate_dim") if beside.has("truncate_dim") else None,
-        similarity=(
-            beside.string("similarity_fn_name", among=_SIMILARITIES)
-            if beside.has("similarity_fn_name")
-            else None
-        ),
+        similarity=_similarity(beside),
+        mask=modules.mask,
         adapter=Adapter.read(directory),
         files=_files(directory, modules, general),
     )
+
+
+def _similarity(general: Section) -> str | None:
+    """Return the measure of two vectors by its name, which PyLate writes as ``MaxSim``."""
+    if not general.has("similarity_fn_name"):
+        return None
+    name = general.string("similarity_fn_name")
+    if name.lower() not in _SIMILARITIES:
+        raise general.error("similarity_fn_name", f"must be one of {list(_SIMILARITIES)}, not {name!r}")
+    return name.lower()
 
 
 def module_files(directory: Path) -> list[str]:
@@ -265,6 +277,7 @@ class _Modules:
         self.pooling: Pooling | None = None
         self.steps: list[Step] = []
         self.of_tokens = False
+        self.mask: Path | None = None
         self.logit_score: LogitScore | None = None
         self.splade: Splade | None = None
 
@@ -286,8 +299,10 @@ class _Modules:
     def _module(self, name: str, config: Section, entry: Section) -> None:
         folder = config.path.parent
         match name:
-            case "Transformer" | "MLMTransformer" | "MultiVectorMask":
-                self.of_tokens = self.of_tokens or name == "MultiVectorMask"
+            case "Transformer" | "MLMTransformer":
+                pass
+            case "MultiVectorMask":
+                self.of_tokens, self.mask = True, config.path
             case "Pooling":
                 if self.pooling is not None or self.steps or self.splade is not None:
                     raise entry.error("type", "is Pooling behind another module than the Transformer")
@@ -335,9 +350,10 @@ class _Modules:
 
 _TRANSFORMERS: Final = ("Transformer", "MLMTransformer")
 # Without parameters: their folders may be missing.
-_WITHOUT_FILE: Final = (*_TRANSFORMERS, "Normalize", "MultiVectorMask")
+_WITHOUT_FILE: Final = (*_TRANSFORMERS, "Normalize")
 _WITH_WEIGHTS: Final = ("Dense", "LayerNorm")
-_MODULES: Final = (*_WITHOUT_FILE, "Pooling", "SpladePooling", "Dense", "LayerNorm", "LogitScore")
+_WITH_FILE: Final = ("Pooling", "SpladePooling", "LogitScore", "MultiVectorMask")
+_MODULES: Final = (*_WITHOUT_FILE, *_WITH_WEIGHTS, *_WITH_FILE)
 
 
 def _entries(directory: Path) -> list[tuple[str, str, Section]]:
@@ -450,7 +466,7 @@ def _labels(config: Section) -> int | None:
     return config.integer("num_labels") if config.has("num_labels") else None
 
 
-def _transformer(directory: Path) -> Section:
+def transformer_section(directory: Path) -> Section:
     """Return the first file of the transformer module that holds something."""
     sections = [Section.read(directory / name, optional=True) for name in TRANSFORMER_FILES]
     return next((section for section in sections if section.values), sections[0])
@@ -508,12 +524,12 @@ def _task(
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if architecture.endswith("ForSequenceClassification"):
         return "score", f"{config.path}: architectures"
-    return ("tokens", f"{config.path}: architectures") if architecture == "HF_ColBERT" else (None, "")
+    return ("tokens", f"{config.path}: architectures") if architecture == STANFORD else (None, "")
 
 
 def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, ...]:
     """Return the files that are there and declare something, sorted."""
-    names = [MODULES_FILE, *TRANSFORMER_FILES, ADAPTER_FILE]
+    names = [MODULES_FILE, *TRANSFORMER_FILES, ADAPTER_FILE, STANFORD_FILE]
     if modules.names or general.has("activation_fn") or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):

@@ -52,7 +52,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_i
 
 import tessera
 from tessera.checkpoint.adapter import ADAPTER_FILE, ADAPTER_WEIGHTS
-from tessera.checkpoint.declared import MODULES_FILE, module_files
+from tessera.checkpoint.declared import MODULES_FILE, STANFORD_FILE, module_files
 from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
@@ -472,7 +472,7 @@ def _by_xet(file: RepoFile) -> bool:
 
 
 def _is_json(name: str) -> bool:
-    return name.endswith(".json") and "/" not in name
+    return (name.endswith(".json") or name == STANFORD_FILE) and "/" not in name
 
 
 def _is_whole(path: Path, file: RepoFile) -> bool:

@@ -159,6 +159,10 @@ class PlainTokenizer:
             )
         return value
 
+    def find(self, name: str) -> int | None:
+        """The id of an added token or of one in the vocabulary by its own spelling, None without one."""
+        return self.tokenizer.token_to_id(name) if name not in self.added else self.id_of(name)
+
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets of ``text``, without special tokens; raises ``UnicodeEncodeError``."""
         text.encode()  # the binding reports a lone surrogate as a TypeError that does not say what is wrong

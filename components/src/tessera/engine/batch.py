@@ -204,11 +204,8 @@ def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
 def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
     bounds = output_bounds(batch, output)
-    if indices is not None:
-        if output.kind is OutputKind.SPARSE:
-            computed, indices = merged(computed, indices, bounds)
-        else:
-            computed = np.where(indices[:, None] >= 0, computed, np.float32(0))
+    if indices is not None or output.skiplist is not None:
+        computed, indices = _held(computed, bounds, batch, output, indices)
     return scaled(computed, bounds, output, indices)
 
 
@@ -220,6 +217,18 @@ def named_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids 
     counts = [max(0, len(own) - 1) for own in batch.chunks]
     of_chunks = computed[np.searchsorted(segments(batch), firsts)]
     return scaled(of_chunks, np.cumsum([0, *counts], dtype=np.int64), output)
+
+
+def _held(
+    computed: Values, bounds: Bounds, batch: TextBatch, output: Output, indices: Ids | None
+) -> tuple[Values, Ids]:
+    """Return the rows with zeros where they hold nothing, and the token that each is of, -1 there."""
+    if output.skiplist is not None:
+        indices = output.skiplist.indices(batch.input_ids, bounds)
+    assert indices is not None
+    if output.kind is OutputKind.SPARSE:
+        return merged(computed, indices, bounds)
+    return np.where(indices[:, None] >= 0, computed, np.float32(0)), indices
 
 
 def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None = None) -> Rows:

@@ -12,7 +12,6 @@ from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 from tessera.models.base import (
-    ByArchitecture,
     ByTask,
     Family,
     Model,
@@ -21,6 +20,7 @@ from tessera.models.base import (
     Role,
     TriedModel,
     Truncate,
+    architectures_of,
 )
 from tessera.siblings import MODELS, siblings
 from tessera.small_files import read_json
@@ -42,6 +42,7 @@ __all__ = [
 
 _BUILT_IN = (
     "bert",
+    "bert_colbert",
     "bert_rerank",
     "clip",
     "colqwen3",
@@ -58,6 +59,7 @@ _BUILT_IN = (
     "siglip2",
     "splade",
     "xlm_roberta",
+    "xlm_roberta_colbert",
     "xlm_roberta_rerank",
 )
 
@@ -145,11 +147,6 @@ def _declared_task(directory: Path) -> object:
 
 def _task_of(family: Family) -> object:
     return family.task if isinstance(family, ByTask) else None
-
-
-def architectures_of(family: Family) -> Sequence[str]:
-    """The values of ``architectures`` that a family serves, none for one that takes all."""
-    return family.architectures if isinstance(family, ByArchitecture) else ()
 
 
 def hub_models_of(family: Family) -> Sequence[str]:

@@ -149,6 +149,28 @@ ScoreActivation = Literal["sigmoid", "identity"]
 """What makes the score of a logit that clients are told, unless they ask for the logit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Skiplist:
+    """Tokens whose rows hold nothing, by their ids, but in inputs that begin with the tokens ``keeping``.
+
+    Without any ``keeping`` there are no such inputs.
+    """
+
+    ids: tuple[int, ...]
+    keeping: tuple[int, ...] = ()
+
+    def indices(self, tokens: Int32Array, bounds: npt.NDArray[np.int64]) -> Int32Array:
+        """Return int32 ``[tokens]`` of inputs between ``bounds``: each token, -1 for one without a row."""
+        dropped = np.isin(tokens, self.ids)
+        if self.keeping:
+            starts, lengths = bounds[:-1], np.diff(bounds)
+            keeps = lengths >= len(self.keeping)
+            for place, token in enumerate(self.keeping):
+                keeps &= tokens[np.minimum(starts + place, len(tokens) - 1)] == token
+            dropped &= ~np.repeat(keeps, lengths)
+        return np.where(dropped, np.int32(-1), tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The rows that an input becomes: float32, ``width`` wide (1 for a score).
@@ -158,6 +180,7 @@ class Output:
     ``name`` is what requests call it, without one as its kind is called. Rows of a sparse output are one
     wide, and ``most`` bounds them for an input; without it an input has at most one for each token. Of the
     output ``CHUNKS`` it has one for each of its chunks, which are counted in place of its tokens.
+    ``skiplist`` is of token vectors.
     """
 
     kind: OutputKind
@@ -167,6 +190,7 @@ class Output:
     unit_length: bool = True
     pooling: Pooling | None = None
     activation: ScoreActivation = "sigmoid"
+    skiplist: Skiplist | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -642,6 +666,11 @@ class ByArchitecture(Protocol):
 
     @property
     def architectures(self) -> Sequence[str]: ...
+
+
+def architectures_of(family: Family) -> Sequence[str]:
+    """The values of ``architectures`` that a family serves, none for one that takes all."""
+    return family.architectures if isinstance(family, ByArchitecture) else ()
 
 
 @runtime_checkable

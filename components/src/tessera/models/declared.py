@@ -96,11 +96,18 @@ def check_embeds(declared: Declared, task: str) -> None:
 
 
 def declared_text(
-    text: TextSpec, declared: Declared, *, family: str, kind: OutputKind, lower_case: bool = False
+    text: TextSpec,
+    declared: Declared,
+    *,
+    family: str,
+    kind: OutputKind,
+    lower_case: bool = False,
+    projects: bool = False,
 ) -> TextSpec:
     """Return the tower with the pooling, the steps and the width that are declared, causal or not.
 
-    With ``lower_case`` the family's texts become lower case where that is declared.
+    With ``lower_case`` the family's texts become lower case where that is declared, and with ``projects``
+    steps are done for each token.
     Raises ``CheckpointError`` for what the family does not do, and for sizes that do not fit.
     """
     check_task(declared, kind, family=family)
@@ -113,7 +120,7 @@ def declared_text(
         text = _pooled(text, declared)
     # A vector is normalised in the end, or on request.
     steps = declared.steps[:-1] if declared.normalize else declared.steps
-    if steps and kind is not OutputKind.VECTOR:
+    if steps and kind is not OutputKind.VECTOR and not projects:
         raise CheckpointError(
             f"{declared.directory / MODULES_FILE}: type: family {family} does no modules behind the"
             " Transformer"

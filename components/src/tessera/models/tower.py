@@ -56,7 +56,8 @@ class TowerModel:
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
     the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
-    whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared.
+    whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared, and
+    ``projects_tokens`` whether modules behind the Transformer are done for each token.
     ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
     family without images, and ``image_axes`` are the axes of vision rows before their width where they come
     straight from the vision stage.
@@ -69,6 +70,7 @@ class TowerModel:
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
+    projects_tokens: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
@@ -91,7 +93,12 @@ class TowerModel:
         self.path = path
         self.declared = read_declared(path) if declared is None else declared
         self.text = declared_text(
-            text, self.declared, family=self.family, kind=self.kind, lower_case=self.lowers_case
+            text,
+            self.declared,
+            family=self.family,
+            kind=self.kind,
+            lower_case=self.lowers_case,
+            projects=self.projects_tokens,
         )
         self.max_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
@@ -235,7 +242,8 @@ class TowerModel:
         """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
-        return load_text(self.stored_text, self.all_tensors(), part="text.", dtype=dtype, device=device)
+        tower = load_text(self.stored_text, self.all_tensors(), part="text.", dtype=dtype, device=device)
+        return tower.give(self.output.name, {})
 
     @property
     def state_width(self) -> int:

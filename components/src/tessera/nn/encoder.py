@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tessera.nn.forms.plain import Residual, tensor
-from tessera.nn.sequences import Kept, Sequences
+from tessera.nn.sequences import Kept, Packed, Sequences
 from tessera.nn.spec import EncoderSpec
 from tessera.nn.table import Table
 from tessera.nn.text import Embedded, TextTower
@@ -15,7 +15,7 @@ class EncoderTower(TextTower):
     """Implements ``tessera.models.base.SplitTextModule``.
 
     ``positions`` has a row of places, one of types if there are types, and with ``skips`` one of what
-    pooling leaves out.
+    pooling leaves out, or with ``keyed`` one of what attention looks at.
     """
 
     spec: EncoderSpec
@@ -36,6 +36,17 @@ class EncoderTower(TextTower):
         if self.embed_types is not None:
             rows = rows + self.embed_types(positions[1])
         stream = Residual(rows)
-        self.layers(stream, sequences, None)
+        self.layers(stream, self._keyed(sequences, positions) if self.spec.keyed else sequences, None)
         assert self.norm is not None
         return tensor(self.norm(stream))
+
+    def _keyed(self, sequences: Sequences, positions: torch.Tensor) -> Sequences:
+        """Return the sequences as attention sees them, by the last row of the positions."""
+        assert isinstance(sequences, Packed)
+        bounds = sequences.cu_seqlens
+        # Empty sequences may stand behind the last row, where a CUDA graph has room for more of them.
+        keys = positions[-1].index_select(0, bounds[:-1].clamp(max=positions.shape[1] - 1))
+        # On the host a look costs nothing, and documents are as if there were no queries.
+        if not keys.is_cuda and bool((keys == bounds.diff()).all()):
+            return sequences
+        return self.form.keyed(bounds, sequences.lengths, keys)

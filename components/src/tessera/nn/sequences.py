@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tessera.nn.spec import Pooling
+
+_AttendEqual = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, Sequence[int]], torch.Tensor]
+"""Attends in sequences of one length, which is the fourth, end to end; the last are their numbers."""
 
 
 class Sequences(Protocol):
@@ -118,14 +122,51 @@ class Packed(Bounded):
             return self._attend_packed(q, k, v)
         if len(set(self.lengths)) == 1:
             return _equal_lengths(q, k, v, self.lengths[0], causal)
-        return _by_length(q, k, v, self.lengths, causal)
+        return _by_length(
+            q, k, v, self.lengths, lambda q, k, v, length, _: _equal_lengths(q, k, v, length, causal)
+        )
 
-    def _attend_packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend_packed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         longest, bounds = max(self.lengths), self.cu_seqlens
-        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest, seqused_k=keys)
         return packed if isinstance(packed, torch.Tensor) else packed[0]
+
+
+class Keyed(Packed):
+    """Sequences end to end, of whose first rows alone all rows look at; for attention both ways.
+
+    ``keys`` int32 ``[batch]`` is how many these are.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor) -> None:
+        super().__init__(cu_seqlens, lengths)
+        self.keys = keys
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        assert not causal
+        k, v = grouped(q, k), grouped(q, v)
+        if q.is_cuda and q.dtype != torch.float32:
+            return self._attend_packed(q, k, v, self.keys)
+        if len(set(self.lengths)) == 1:
+            return self._attend_equal(q, k, v, self.lengths[0], range(len(self.lengths)))
+        return _by_length(q, k, v, self.lengths, self._attend_equal)
+
+    def _attend_equal(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int, numbers: Sequence[int]
+    ) -> torch.Tensor:
+        """Attend in the sequences of these numbers, all of one length."""
+        alike = len(numbers) == len(self.lengths)
+        counts = self.keys if alike else torch.stack([self.keys[number] for number in numbers])
+        seen = torch.arange(length, device=q.device) < counts[:, None, None, None]
+        queries, keys, values = (x.view(-1, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
+        return attended.transpose(1, 2).flatten(0, 1)
 
 
 class Equal:
@@ -280,22 +321,21 @@ def _equal_lengths(
 
 
 def _by_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], attend: _AttendEqual
 ) -> torch.Tensor:
     """One call for each distinct length, over views of the packed rows where a length occurs once."""
-    starts: dict[int, list[int]] = {}
-    offset = 0
-    for length in lengths:
-        starts.setdefault(length, []).append(offset)
-        offset += length
+    offsets = list(accumulate(lengths, initial=0))
+    numbers: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        numbers.setdefault(length, []).append(number)
     out = torch.empty_like(q)
-    for length, offsets in starts.items():
-        slices = [slice(start, start + length) for start in offsets]
+    for length, alike in numbers.items():
+        slices = [slice(offsets[number], offsets[number] + length) for number in alike]
         if len(slices) == 1:
-            out[slices[0]] = _equal_lengths(q[slices[0]], k[slices[0]], v[slices[0]], length, causal)
+            out[slices[0]] = attend(q[slices[0]], k[slices[0]], v[slices[0]], length, alike)
             continue
         queries, keys, values = (torch.cat([x[where] for where in slices]) for x in (q, k, v))
-        attended = _equal_lengths(queries, keys, values, length, causal)
+        attended = attend(queries, keys, values, length, alike)
         for where, rows in zip(slices, attended.view(len(slices), length, *q.shape[1:]), strict=True):
             out[where] = rows
     return out

@@ -299,12 +299,14 @@ class EncoderSpec(TextSpec):
 
     ``positions`` and ``types`` count the rows of their tables, 0 where there are no types; ``rope`` has no
     part. With ``skips`` the positions have a row more: how many of a sequence's first tokens pooling leaves
-    out, the same at each of its tokens.
+    out, the same at each of its tokens. With ``keyed`` that row is how many of them all tokens look at. A
+    tower has one of the two at most.
     """
 
     positions: int
     types: int = 0
     skips: bool = False
+    keyed: bool = False
     rope: RopeSpec = _NO_ROPE
 
     def shapes(self, prefix: str = "") -> Shapes:

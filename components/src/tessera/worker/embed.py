@@ -392,7 +392,9 @@ class RequestInFlight:
         assert max_sim is not None
         if rows.faulty(unit_length=output.unit_length) is not None:
             raise _fault(output)
-        score = await max_sim.score(self._queries[item.query], rows.values)
+        held = rows.held().values
+        # A client's own token ids may be such that no row is left.
+        score = await max_sim.score(self._queries[item.query], held) if len(held) else 0.0
         return Rows(np.full((1, 1), score, np.float32), np.arange(2), np.ones(1, np.float32))
 
     async def _vision(self, item: wire.Item) -> Embedded:

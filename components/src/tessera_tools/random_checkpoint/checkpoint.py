@@ -19,7 +19,7 @@ from tessera.command import OneLineParser
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
 from tessera.siblings import siblings
-from tessera_tools.random_checkpoint.spec import Sizes, Spec, WithHeads
+from tessera_tools.random_checkpoint.spec import Sizes, Spec, WithHeads, WithModules
 from tessera_tools.random_checkpoint.vocabulary import with_published
 from tessera_tools.random_checkpoint.weights import write_weights
 
@@ -54,6 +54,9 @@ def write_checkpoint(
             marked: Any = {**content, "tessera_checkpoint": "random"} if name == CONFIG_FILE else content
             _write_json(partial / name, marked)
         write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
+        if isinstance(spec, WithModules):
+            for folder, tensors in spec.modules().items():
+                write_weights(partial / folder, tensors, shards=1, seed=seed + 1, dtype=dtype)
         if isinstance(spec, WithHeads):
             _write_heads(partial, spec, seed=seed, dtype=dtype)
     return named

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from tessera_tools.random_checkpoint.pieces import BERT, ROBERTA, unigram, word_piece
+from tessera_tools.random_checkpoint.pieces import BERT, unigram, word_piece
+from tessera_tools.random_checkpoint.pieces import ROBERTA as ROBERTA_TOKENS
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json, splade_json
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
@@ -106,7 +107,7 @@ class EncoderSpec:
 
     def _tokenizer_config(self) -> dict[str, Any]:
         if self.roberta:
-            first, pad, last, unknown, mask = ROBERTA
+            first, pad, last, unknown, mask = ROBERTA_TOKENS
         else:
             pad, unknown, first, last, mask = BERT
         return {
@@ -206,24 +207,24 @@ def _of_logits(name: str, hidden: int, mean: float, deviation: float) -> tuple[f
     return mean, deviation
 
 
-_ROBERTA: Final[Mapping[str, Any]] = {"roberta": True, "types": 1, "max_positions": 514}
-_BASE: Final[Mapping[str, Any]] = {"hidden": 768, "layers": 12, "heads": 12, "intermediate": 3072}
+ROBERTA: Final[Mapping[str, Any]] = {"roberta": True, "types": 1, "max_positions": 514}
+BASE: Final[Mapping[str, Any]] = {"hidden": 768, "layers": 12, "heads": 12, "intermediate": 3072}
 _LARGE: Final[Mapping[str, Any]] = {"hidden": 1024, "layers": 24, "heads": 16, "intermediate": 4096}
 _MINI: Final[Mapping[str, Any]] = {"hidden": 384, "layers": 6, "heads": 12, "intermediate": 1536}
-_UNCASED: Final[Mapping[str, Any]] = {"vocab_size": 30522}
-_MULTILINGUAL: Final[Mapping[str, Any]] = {"vocab_size": 250002, "max_positions": 8194}
+UNCASED: Final[Mapping[str, Any]] = {"vocab_size": 30522}
+MULTILINGUAL: Final[Mapping[str, Any]] = {"vocab_size": 250002, "max_positions": 8194}
 
 TINY = EncoderSpec()
-FULL = EncoderSpec(**_BASE, **_UNCASED)
+FULL = EncoderSpec(**BASE, **UNCASED)
 SPLADE_TINY = EncoderSpec(masked=True, prefix="bert.", prompted=False)
-SPLADE_FULL = replace(SPLADE_TINY, **_BASE, **_UNCASED)
+SPLADE_FULL = replace(SPLADE_TINY, **BASE, **UNCASED)
 RERANK_TINY = EncoderSpec(scores=True, prefix="bert.", activation="torch.nn.modules.linear.Identity")
-RERANK_FULL = replace(RERANK_TINY, **_MINI, **_UNCASED)
-ROBERTA_TINY = EncoderSpec(**_ROBERTA)
-ROBERTA_FULL = EncoderSpec(**{**_ROBERTA, **_LARGE, **_MULTILINGUAL})
+RERANK_FULL = replace(RERANK_TINY, **_MINI, **UNCASED)
+ROBERTA_TINY = EncoderSpec(**ROBERTA)
+ROBERTA_FULL = EncoderSpec(**{**ROBERTA, **_LARGE, **MULTILINGUAL})
 M3_TINY = M3Spec()
-M3_FULL = M3Spec(**{**_LARGE, **_MULTILINGUAL})
-ROBERTA_RERANK_TINY = EncoderSpec(**_ROBERTA, scores=True, prefix="roberta.")
+M3_FULL = M3Spec(**{**_LARGE, **MULTILINGUAL})
+ROBERTA_RERANK_TINY = EncoderSpec(**ROBERTA, scores=True, prefix="roberta.")
 ROBERTA_RERANK_FULL = replace(ROBERTA_FULL, scores=True, prefix="roberta.")
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)

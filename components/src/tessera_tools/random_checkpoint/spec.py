@@ -38,6 +38,15 @@ class WithHeads(Spec, Protocol):
         ...
 
 
+@runtime_checkable
+class WithModules(Spec, Protocol):
+    """A spec with modules of ``modules.json`` that have weights of their own."""
+
+    def modules(self) -> Mapping[str, Iterable[RandomTensor]]:
+        """The tensors of each such module by its folder."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """A family's checkpoints: ``tiny`` runs anywhere, ``full`` has the published model's shapes."""

@@ -342,7 +342,7 @@ class Pipeline:
             if kind is OutputKind.TOKENS:
                 # The queries' rows come here once, and go to the workers, which compare documents' with them.
                 of_queries = await embed(items[:queries])
-                compared = [rows.values.tobytes() for rows in of_queries.rows]
+                compared = [rows.held().values.tobytes() for rows in of_queries.rows]
                 documents = [
                     msgspec.structs.replace(item, query=min(index, queries - 1))
                     for index, item in enumerate(items[queries:])

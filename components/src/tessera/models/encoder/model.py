@@ -47,6 +47,17 @@ class PairOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: MaxTokens = 8_192
 
 
+class ColbertOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``query_length`` and ``document_length`` are tokens of an input of either side; 0: as declared.
+
+    Both are at most ``max_tokens``.
+    """
+
+    query_length: Annotated[int, msgspec.Meta(ge=0)] = 0
+    document_length: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_tokens: MaxTokens = 8_192
+
+
 _POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 
 

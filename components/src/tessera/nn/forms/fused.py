@@ -17,7 +17,7 @@ from tessera.nn.kernels import attention as kernel
 from tessera.nn.kernels import flash, gate, gemm, mean, norm, patches, rotary, rows
 from tessera.nn.layer import LayerNorm, Linear, Mlp
 from tessera.nn.rotary import Rotation
-from tessera.nn.sequences import Equal, Packed, Sequences
+from tessera.nn.sequences import Equal, Keyed, Packed, Sequences
 
 if TYPE_CHECKING:
     from tessera.nn.layer import Attention, Block, RmsNorm
@@ -113,6 +113,9 @@ class Fused(Form):
     def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
         return FusedPacked(cu_seqlens, lengths)
 
+    def keyed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor) -> Sequences:
+        return FusedKeyed(cu_seqlens, lengths, keys)
+
     def equal(self, length: int) -> Sequences:
         return FusedEqual(length)
 
@@ -156,6 +159,18 @@ class FusedPacked(Packed):
 
     def mean(self, rows_in: torch.Tensor) -> torch.Tensor:
         return mean.segment_mean(rows_in, self.cu_seqlens)
+
+
+class FusedKeyed(Keyed):
+    """Attention by the kernel of our own, to fewer keys than rows."""
+
+    __slots__ = ()
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        if not kernel.supports(q.shape[2]):
+            return super().attend(q, k, v, causal=causal)
+        assert not causal
+        return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), seen=self.keys)
 
 
 class FusedEqual(Equal):

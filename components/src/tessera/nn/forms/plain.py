@@ -163,6 +163,12 @@ class Form:
         """Sequences end to end, as ``sequences.Packed`` says."""
         return sequences.Packed(cu_seqlens, lengths)
 
+    def keyed(
+        self, cu_seqlens: torch.Tensor, lengths: Sequence[int], keys: torch.Tensor
+    ) -> sequences.Sequences:
+        """Sequences end to end, as ``sequences.Keyed`` says."""
+        return sequences.Keyed(cu_seqlens, lengths, keys)
+
     def equal(self, length: int) -> sequences.Sequences:
         """Sequences end to end that are all of one length."""
         return sequences.Equal(length)

@@ -88,13 +88,14 @@ def _step(
     return found, weight, sums
 
 
-@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["bounds"])
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["bounds", "seen_keys"])
 def attend(
     q,
     k,
     v,
     out,
     bounds,
+    seen_keys,
     q_stride,
     k_stride,
     v_stride,
@@ -107,10 +108,11 @@ def attend(
     KEYS: tl.constexpr,
     SEARCH: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SEEN: tl.constexpr = False,
 ):
     # The kernel of ``packed_attention``: one program for ROWS rows (tokens times heads of a group) of one key
     # head, KEYS keys a step. Strides count elements. SEARCH is 0, or a power of two of at least ``sequences``
-    # that makes each program look for its sequence.
+    # that makes each program look for its sequence. Without SEEN ``seen_keys`` is not read.
     # A constant, with the logarithm of e to base 2 for exp2. As an argument it would be float32 here, but
     # float64 to a compiler that takes Python's floats for what they are, and every score with it.
     scale: tl.constexpr = WIDTH**-0.5 * 1.4426950408889634
@@ -152,8 +154,8 @@ def attend(
         whole = (block * ROWS // GROUP + 1) // KEYS * KEYS
         limit = tl.minimum(length, (block * ROWS + ROWS - 1) // GROUP + 1)
     else:
-        whole = length // KEYS * KEYS
-        limit = length
+        limit = tl.load(seen_keys + sequence) if SEEN else length
+        whole = limit // KEYS * KEYS
     for first in range(0, whole, KEYS):
         highest, weight, sums = _step(
             queries,
@@ -225,10 +227,13 @@ def packed_attention(
     longest: int,
     *,
     causal: bool = False,
+    seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``q`` ``[total, heads, head_dim]``, ``k`` and ``v`` with fewer heads; int32 bounds ``[batch + 1]``.
 
-    Heads must be contiguous within a token. Rows outside every sequence are left unwritten.
+    Heads must be contiguous within a token. Rows outside every sequence are left unwritten. ``seen``, int32
+    ``[batch]``, is how many of a sequence's first rows its rows attend to, at least 1; None for all. It is
+    not for causal attention.
 
     ``longest`` is at least the longest sequence's length. A recorded graph knows no more than a bound of it,
     and most programs of a grid by sequence and tile may find nothing to do; where there would be too many of
@@ -251,6 +256,7 @@ def packed_attention(
         v,
         out,
         cu_seqlens,
+        cu_seqlens if seen is None else seen,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -263,6 +269,7 @@ def packed_attention(
         KEYS=keys,
         SEARCH=search,
         CAUSAL=causal,
+        SEEN=seen is not None,
         num_warps=4,
         num_stages=3,
     )

@@ -41,6 +41,7 @@ def packed_attention(
         v,
         out,
         cu_seqlens,
+        cu_seqlens,
         heads * width,
         shared * width,
         shared * width,

@@ -1,0 +1,1 @@
+"""ColBERT with the body of BERT, such as colbertv2.0 and answerai-colbert-small."""

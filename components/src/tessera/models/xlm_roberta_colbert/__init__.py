@@ -1,0 +1,1 @@
+"""ColBERT with the body of RoBERTa or XLM-RoBERTa."""
