@@ -91,7 +91,7 @@ class Splade(EncoderModel):
 
     @property
     def stored_head(self) -> VocabularySpec:
-        """The head as the weight files have it: a stored decoder is always used; raises ``CheckpointError``."""
+        """The head as the weight files have it: a stored decoder is used. Raises ``CheckpointError``."""
         assert self._body.vocabulary is not None
         stored = f"{self._body.vocabulary[2]}weight" in self._stored
         return replace(self._head, tied=self._tied and not stored)
