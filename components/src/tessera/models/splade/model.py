@@ -17,7 +17,7 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.weights import stored_tensors, weight_files
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
-from tessera.models.base import Family, Feature, Model, Output, OutputKind
+from tessera.models.base import Family, Feature, Output, OutputKind
 from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.encoder.model import EncoderModel, MaxTokens, prompts_of
@@ -91,9 +91,7 @@ class Splade(EncoderModel):
 
     @property
     def stored_head(self) -> VocabularySpec:
-        """The head as the weight files have it: a decoder that is stored is used, whatever the configuration
-        says of it. Raises ``CheckpointError``.
-        """
+        """The head as the weight files have it: a stored decoder is used. Raises ``CheckpointError``."""
         assert self._body.vocabulary is not None
         stored = f"{self._body.vocabulary[2]}weight" in self._stored
         return replace(self._head, tied=self._tied and not stored)
@@ -149,6 +147,3 @@ FAMILY: Family = OptionsFamily(
     architectures=("BertForMaskedLM", "DistilBertForMaskedLM"),
     task="sparse",
 )
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = Splade
