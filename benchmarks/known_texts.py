@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_PACKAGES: Final = ("numpy", "torch", "transformers", "sentence_transformers", "PIL", "fastapi", "safetensors")
+_PACKAGES: Final = ("numpy", "PIL", "fastapi", "safetensors")
 _MANUALS: Final = Path("/usr/share/man")
 _DOCS: Final = Path("/usr/share/doc")
 _LEAST: Final = 60
@@ -64,7 +64,7 @@ def _spread(items: list[Known], count: int) -> list[Known]:
 def _docstrings() -> Iterator[Known]:
     roots = [Path(sysconfig.get_path("stdlib"))]
     roots += [Path(sysconfig.get_path("purelib")) / package for package in _PACKAGES]
-    for number, root in enumerate(roots):
+    for root in roots:
         for path in sorted(root.rglob("*.py")):
             inside = path.relative_to(root).parts
             if "site-packages" in inside or "test" in inside or "tests" in inside:

@@ -12,7 +12,9 @@ import argparse
 import gc
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from benchmarks.batches import IMAGE, Workload, text_batch, vision_batch
 from benchmarks.checkpoint import usual_units
 from benchmarks.known_texts import known_texts
 from benchmarks.products import median
-from benchmarks.recall import Embedded, Precision, Retrieval, embedded, interval, judged
+from benchmarks.recall import Precision, Retrieval, embedded, interval, judged
 from tessera.engine.batch import pack
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
@@ -149,6 +151,7 @@ def _cosines(found: Rows, expected: Rows) -> npt.NDArray[np.float64]:
 
 
 def _recall(options: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
     model = open_model(options.model_path)
     retrieval, calibration = _retrieval(model, options)
     lines: list[tuple[str, ...]] = []
@@ -166,14 +169,16 @@ def _recall(options: argparse.Namespace) -> int:
         for stage, tower in quantize(model, request, lambda what: print(what, flush=True)).items():
             kept = [layer.number for layer in tower.layers if layer.kept]
             print(f"{stage}: loss {tower.whole:.5f}, {tower.loss:.5f} without layers {kept}", flush=True)
-        base: Embedded | None = None
-        for precision in (
+        precisions = (
             Precision(name="bfloat16", model=options.model_path),
             Precision(name="FP8, scales of rows", model=options.model_path, keep=options.keep_ends),
             Precision(name="FP8, static", model=request.out, stored=True),
-        ):
-            found = embedded(precision, retrieval)
-            base = found if base is None else base
+        )
+        # Side by side on a thread each: two threads of one wait for each other on a busy machine.
+        with ProcessPoolExecutor(len(precisions), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            every = list(pool.map(embedded, precisions, [retrieval] * len(precisions)))
+        base = every[0]
+        for precision, found in zip(precisions, every, strict=True):
             of = judged(found, base, retrieval.own)
             low, high = interval(found, retrieval.own)
             lost = "" if found is base else f"{of.lost[0]:.4f} ({of.lost[1]:.4f} to {of.lost[2]:.4f})"
@@ -238,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recall = commands.add_parser("recall", help="retrieval with trained weights, on the CPU")
     recall.add_argument("--items", type=int, default=20_000, help="texts, or pictures for a model of both")
     recall.add_argument("--queries", type=int, default=5_000, help="for texts")
-    recall.add_argument("--letters", type=int, default=110, help="of a text, at most")
+    recall.add_argument("--letters", type=int, default=80, help="of a text, at most")
     recall.add_argument("--calibrate", type=int, default=64, help="inputs, none of them among the items")
     recall.add_argument("--most-loss", type=float, default=0.002, help="as tessera engine quantize has it")
     recall.add_argument("--keep-ends", type=int, default=1, help="unquantized_blocks of scales of rows")

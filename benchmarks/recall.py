@@ -1,7 +1,7 @@
 """What FP8 costs in retrieval by a trained model, with its arithmetic on the CPU.
 
-Products are rounded as a card rounds them, weights and inputs to e4m3, and summed in float32; all else is in
-bfloat16, as the products' results are. Only the order of their sums differs from a card's.
+Products read what a card's read, weights and inputs in e4m3, and are summed in float32; all else is in bfloat16.
+Beside a card's, sums have another order and are rounded once more.
 """
 
 from __future__ import annotations
