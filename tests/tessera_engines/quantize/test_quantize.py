@@ -147,7 +147,7 @@ def test_a_quantized_checkpoint_is_refused(
 def test_the_scale_is_that_with_the_least_loss() -> None:
     """One number far from all others: with a scale for it alone, all others fall below the type's smallest."""
     torch.manual_seed(0)
-    linear = Linear(32, 16, bias=False)
+    linear = Linear(32, 16, bias=False).requires_grad_(False)
     torch.nn.init.normal_(linear.weight)
     rows = torch.randn(256, 32) * 1e-5
     usual = chosen(linear, Seen(float(rows.abs().max()), [rows]))
