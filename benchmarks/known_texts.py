@@ -1,7 +1,7 @@
 """Texts that a machine with this environment has anyway, and questions of which one is known to answer each.
 
-Docstrings of Python's library and of installed packages, manual pages, and what packages say of themselves and
-their licences. A question is a heading, a page's line about itself, or the first sentence of a docstring, and
+Docstrings of Python's library and of installed packages, manual pages, and what packages say of themselves
+and of their licences. A question is a heading, a page's line about itself, or the first sentence of a docstring, and
 what follows it answers; text without either is there to be mistaken for it.
 """
 
@@ -100,7 +100,11 @@ def _plain(roff: str) -> str:
 
 def _docs() -> Iterator[Known]:
     for path in sorted(_DOCS.rglob("*")):
-        if path.suffix not in ("", ".txt", ".md", ".rst") or not path.is_file() or path.stat().st_size > 1 << 20:
+        if (
+            path.suffix not in ("", ".txt", ".md", ".rst")
+            or not path.is_file()
+            or path.stat().st_size > 1 << 20
+        ):
             continue
         heading = ""
         for paragraph in path.read_text(errors="replace").split("\n\n"):

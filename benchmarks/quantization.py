@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from training.evaluate import World, word_queries
+from training.world.grammar import describe
 
 from benchmarks import usage
 from benchmarks.accuracy import texts
@@ -37,8 +39,6 @@ from tessera.models import Model, open_model
 from tessera_engines.calibration import Calibration
 from tessera_engines.quantize.command import Request, quantize
 from tessera_tools.table import number, table, write_csv
-from training.evaluate import World, word_queries
-from training.world.grammar import describe
 
 HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
 RECALL_HEADER = ("products", "recall at 1", "recall at 10", "lost", "same of ten nearest", "worst cosine")
@@ -210,7 +210,7 @@ def _retrieval(model: Model, options: argparse.Namespace) -> tuple[Retrieval, li
 
 
 def _scenes(count: int) -> tuple[Retrieval, list[str | bytes]]:
-    """Pictures and pages that the demonstration model was never shown, their captions, and words on the pages."""
+    """Pictures and pages that the demonstration model never saw, their captions, and words on the pages."""
     world = World.make(count, seed=3)
     captions = [describe(one, world.source) for one in world.compositions]
     asked, pages = word_queries(world.compositions, world.source)
@@ -223,9 +223,9 @@ def _scenes(count: int) -> tuple[Retrieval, list[str | bytes]]:
 def _write_source(folder: Path, inputs: Sequence[str | bytes]) -> None:
     folder.mkdir()
     (folder / "texts.txt").write_text("\n".join(one for one in inputs if isinstance(one, str)))
-    for place, one in enumerate(inputs):
+    for position, one in enumerate(inputs):
         if isinstance(one, bytes):
-            (folder / f"{place}{suffix_of(one)}").write_bytes(one)
+            (folder / f"{position}{suffix_of(one)}").write_bytes(one)
 
 
 def suffix_of(image: bytes) -> str:

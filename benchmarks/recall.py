@@ -1,7 +1,7 @@
 """What FP8 costs in retrieval by a trained model, with its arithmetic on the CPU.
 
-Products read what a card's read, weights and inputs in e4m3, and are summed in float32; all else is in bfloat16.
-Beside a card's, sums have another order and are rounded once more.
+Products read what a card's read, weights and inputs in e4m3, and are summed in float32; all else is in
+bfloat16. Beside a card's, sums have another order and are rounded once more.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Judged:
     """Shares of queries whose item is the nearest or among ``NEAREST``, beside a base.
 
     ``lost`` is what of the second share is lost to the base, with its interval of 95 %; ``overlap`` the mean
-    share of the base's nearest items that are still among them, ``cosine`` the least of a vector with its fellow.
+    share of the base's nearest items that are still among them, ``cosine`` the least of two such vectors.
     """
 
     first: float
@@ -175,9 +175,7 @@ def judged(found: Embedded, base: Embedded, own: npt.NDArray[np.int64], *, seed:
     losses = np.array([(before[one] - hits[one]).mean() for one in drawn])
     low, high = np.quantile(losses, (0.025, 0.975))
     both = [len(set(one) & set(other)) / NEAREST for one, other in zip(nearest, wanted, strict=True)]
-    cosines = np.concatenate(
-        [(found.items * base.items).sum(1), (found.queries * base.queries).sum(1)]
-    )
+    cosines = np.concatenate([(found.items * base.items).sum(1), (found.queries * base.queries).sum(1)])
     return Judged(
         first=float((nearest[:, 0] == own).mean()),
         among=float(hits.mean()),

@@ -35,7 +35,9 @@ def quantise(
         written[name] = (weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         written[f"{name}_scale"] = scale
         if static:
-            written[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(8 / 448 * (1 + len(name) / 1000))
+            written[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(
+                8 / 448 * (1 + len(name) / 1000)
+            )
     save_file(written, out / "model.safetensors", {"format": "pt"})
     producer = {"name": "modelopt", "version": "0.39.0"}
     eight = {"dynamic": False, "num_bits": 8, "type": "float"}

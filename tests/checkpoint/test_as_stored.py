@@ -54,7 +54,9 @@ def test_it_holds_the_bytes_and_scales_of_the_file(checkpoint: Path, tmp_path: P
     assert torch.equal(held.values.view(torch.uint8), values)
     scales = [stored[f"{part}.weight_scale"] for part in parts]
     assert len({float(scale) for scale in scales}) == 3, "each tensor has its own"
-    expected = torch.cat([scale.expand(len(stored[f"{part}.weight"])) for scale, part in zip(scales, parts, strict=True)])
+    expected = torch.cat(
+        [scale.expand(len(stored[f"{part}.weight"])) for scale, part in zip(scales, parts, strict=True)]
+    )
     assert torch.equal(held.scales, expected)
     # They read the same rows.
     assert float(held.input_scale) == max(float(stored[f"{part}.input_scale"]) for part in parts)
@@ -94,7 +96,9 @@ def test_modules_that_are_left_out_stay_as_they_are(
     path = quantise(checkpoint, tmp_path / "model", static=True, without=out, exclude=entries)
     module = loaded(path, stored=True)
     for number, layer in enumerate(module.layers.layers):
-        for name, linear in zip(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), layer.linears, strict=True):
+        for name, linear in zip(
+            ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), layer.linears, strict=True
+        ):
             full = f"layers.{number}.{'self_attn' if name in ('qkv_proj', 'o_proj') else 'mlp'}.{name}"
             assert (linear.fp8 is None) == any(part in f"{full}." for part in out), full
     assert torch.isfinite(vectors(module)).all()

@@ -63,9 +63,7 @@ def test_texts_and_images_are_those_of_the_weights_multiplied_out(
     model = open_model(models[1])
     vision = model.load_vision(dtype="float32", device="cpu")
 
-    inputs = [
-        Given(parts=each, role=Role.PASSAGE) for each in ((text,), (photo,), (photo, text))
-    ]
+    inputs = [Given(parts=each, role=Role.PASSAGE) for each in ((text,), (photo,), (photo, text))]
     batch = batch_of(model, vision, inputs)
     expected = vectors(model, model.load_text(dtype="float32", device="cpu"), batch)
     assert cosines(found, expected).min() > 0.99999

@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_before_weights_are_loaded(
     with pytest.raises(ConfigError, match=r"quantization stored needs a CUDA device of capability 8\.9"):
         make_text_engine(eight, config("stored"), CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    with pytest.raises(ConfigError, match="quantization stored: .*has no weights of the text stage"):
+    with pytest.raises(ConfigError, match=r"quantization stored: .*has no weights of the text stage"):
         make_text_engine(plain, config("stored"), CARD)
     with pytest.raises(ConfigError, match="quantization fp8 needs dtype bfloat16"):
         make_text_engine(plain, config("fp8"), Placement(device="cuda", dtype="float16"))

@@ -17,7 +17,7 @@ from tessera.engine.quantization import resolved
 from tessera.engine.settings import EngineSettings
 from tessera.models import open_model
 from tessera.models.base import Model, Pixels
-from tessera.nn.fp8 import Fp8Weight, row_scales, rounded, values_of
+from tessera.nn.fp8 import Fp8Weight, rounded, row_scales, values_of
 from tessera_engines.cli import main
 from tests.checkpoint.modelopt import quantise
 from tests.engine.packed_images import of_units, rows_for
@@ -103,7 +103,9 @@ def test_a_product_of_several_tensors_is_its_definition(total: int, scale: float
 
 
 @pytest.fixture(scope="module", params=["all", "some", "rows"])
-def eight(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def eight(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Model:
     out = tmp_path_factory.mktemp("models") / "eight"
     without = ("layers.0.self_attn.o_proj", "layers.1.mlp.down_proj", "layers.1.self_attn.qkv")
     if request.param != "some":
@@ -177,7 +179,9 @@ def test_both_towers_that_were_quantized_here(
     out = rows_for(model, batch, dtype=torch.bfloat16, device="cuda")
     engine.launch(batch, out).result()
     found = torch.cat(out).float().cpu().numpy()
-    images = [Pixels(values=values, plan=plan) for values, plan in zip(batch.pixels, batch.plans, strict=True)]
+    images = [
+        Pixels(values=values, plan=plan) for values, plan in zip(batch.pixels, batch.plans, strict=True)
+    ]
     expected = torch.cat(vision_rows(model, reference, images)).float().numpy()
     print(f"worst cosine of rows {cosines(found, expected).min():.6f}")
     assert cosines(found, expected).min() > 0.995

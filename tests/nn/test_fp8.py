@@ -1,4 +1,4 @@
-"""Products in FP8: the weight that is held as it was stored, and the reference of them, by their definition."""
+"""Products in FP8: the weight that is held as it was stored, and their reference, by the definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from tessera.nn.forms.choice import fp8
 from tessera.nn.forms.plain import PLAIN, Residual
-from tessera.nn.fp8 import Fp8Weight, row_scales, rounded, values_of
+from tessera.nn.fp8 import Fp8Weight, rounded, row_scales, values_of
 from tessera.nn.layer import Layer, Linear, Mlp, Stack
 from tessera.nn.sequences import Equal
 from tests.nn.copying import noise, randomise
@@ -64,7 +64,7 @@ def stored(*shapes: tuple[int, int], seed: int = 0, static: float | None = 0.02)
 
 @pytest.mark.parametrize("static", [None, 0.02])
 def test_a_product_is_that_of_the_rounded_tensors(static: float | None) -> None:
-    """Queries, keys and values with scales of their own in one product, as ``torch._scaled_mm`` computes it."""
+    """Queries, keys and values with scales of their own in one product of ``torch._scaled_mm``."""
     weight, rows = stored((64, 48), (32, 48), (32, 48), static=static), noise(9, 48, seed=5)
     scales = row_scales(rows) if weight.input_scale is None else weight.input_scale.expand(9, 1).contiguous()
     values = values_of(rows, scales)
@@ -181,4 +181,9 @@ def test_padding_keeps_what_is_there() -> None:
     module.pad()
     assert module.up_proj.fp8 is not None and module.up_proj.bias is not None
     wanted = -(-before // 128) * 128
-    assert len(module.up_proj.fp8.values) == len(module.up_proj.bias) == module.down_proj.weight.shape[1] == wanted
+    assert (
+        len(module.up_proj.fp8.values)
+        == len(module.up_proj.bias)
+        == module.down_proj.weight.shape[1]
+        == wanted
+    )

@@ -1,4 +1,4 @@
-"""The real inputs that scales are calibrated with: the images of a directory, and the lines of its .txt files."""
+"""The real inputs that scales are calibrated with: a directory's images, and the lines of its .txt files."""
 
 from __future__ import annotations
 

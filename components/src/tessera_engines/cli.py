@@ -275,7 +275,8 @@ def _quantize(options: argparse.Namespace) -> None:
     )
     for stage, tower in quantize(model, request, progress).items():
         for layer in tower.layers:
-            say(f"{stage} layer {layer.number}: loss {layer.loss:.2g}{', left as it is' if layer.kept else ''}")
+            kept = ", left as it is" if layer.kept else ""
+            say(f"{stage} layer {layer.number}: loss {layer.loss:.2g}{kept}")
         say(
             f"{stage}: {len(tower.weights)} products in FP8, loss {tower.loss:.2g};"
             f" {tower.whole:.2g} with all layers; {tower.clipped} scales below the largest input"
@@ -293,7 +294,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -
     What SIGTERM or Ctrl-C interrupts leaves nothing behind that looks finished; the status is 143 or 130.
     """
     parser = OneLineParser(
-        prog=prog, description="Build engines ahead of time, look into them, export stages, and quantize checkpoints."
+        prog=prog,
+        description="Build engines ahead of time, look into them, export stages, and quantize checkpoints.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add_to in (_add_build, _add_export, _add_inspect, _add_quantize):

@@ -1,4 +1,4 @@
-"""``tessera engine quantize``: its scales, the layers that it leaves out, and the checkpoint that it writes."""
+"""``tessera engine quantize``: its scales, the layers that it leaves out, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -85,11 +85,15 @@ def test_its_vectors_are_near_and_both_readings_are_of_its_numbers(
         model = open_model(path)
         if stored:
             with as_stored():
-                vision, text = (load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text))
+                vision, text = (
+                    load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text)
+                )
             assert all(linear.fp8 for layer in text.layers.layers for linear in layer.linears)  # type: ignore[attr-defined]
             assert all(linear.fp8 for layer in vision.vision.layers.layers for linear in layer.linears)  # type: ignore[attr-defined]
         else:
-            vision, text = (load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text))
+            vision, text = (
+                load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text)
+            )
         found.append(vectors(model, text, batch_of(model, vision, inputs)))
     plain, multiplied, products = found
     # Random weights, whose errors do not cancel.
@@ -124,7 +128,12 @@ def test_layers_that_cost_too_much_stay_as_they_are(
     ],
 )
 def test_what_cannot_be_done_is_said_and_leaves_nothing(
-    checkpoint: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+    checkpoint: Path,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     out = tmp_path / "out"
     if "exists" in message:
@@ -145,7 +154,7 @@ def test_a_quantized_checkpoint_is_refused(
 
 
 def test_the_scale_is_that_with_the_least_loss() -> None:
-    """One number far from all others: with a scale for it alone, all others fall below the type's smallest."""
+    """One number far from all others: with a scale for it alone, all others are below the type's least."""
     torch.manual_seed(0)
     linear = Linear(32, 16, bias=False).requires_grad_(False)
     torch.nn.init.normal_(linear.weight)
@@ -160,7 +169,9 @@ def test_the_scale_is_that_with_the_least_loss() -> None:
     assert found.input_scale is not None and float(found.input_scale) < 1e6 / 448 / 1000
 
     def off(weight: Fp8Weight) -> float:
-        return float((rounded(rows, weight.input_scale) @ weight.multiplied().T - rows @ linear.weight.T).norm())
+        return float(
+            (rounded(rows, weight.input_scale) @ weight.multiplied().T - rows @ linear.weight.T).norm()
+        )
 
     largest = Fp8Weight(values=found.values, scales=found.scales, input_scale=torch.tensor(1e6 / 448))
     assert off(found) < off(largest)

@@ -50,8 +50,8 @@ def as_stored() -> Iterator[None]:
 class Product(Protocol):
     """A module with a weight: ``stored`` is what that was read from, ``take_fp8`` holds it in FP8.
 
-    ``takes_fp8`` says whether it can hold ``[columns, inner]`` so. Values are e4m3 ``[columns, inner]``, scales
-    float32 ``[columns]``; ``input_scale`` float32 ``[]`` is None for inputs with a scale for each row.
+    ``takes_fp8`` says whether it can hold ``[columns, inner]`` so. Values are e4m3 ``[columns, inner]``,
+    scales float32 ``[columns]``; ``input_scale`` float32 ``[]`` is None for inputs with a scale for each row.
     """
 
     stored: tuple[StoredTensor, ...]
@@ -158,7 +158,7 @@ class TensorReader:
     def fp8(
         self, tensors: Sequence[StoredTensor], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return tensors that are ``in_fp8`` one below the other: values, scales, and the scale of their inputs.
+        """Return tensors that are ``in_fp8``, one below the other: values, scales, the scale of their inputs.
 
         As ``Product`` has them. They share their inputs, so the largest of their scales serves all; without
         one for each there is none. Raises ``CheckpointError`` for a scale that is no positive number.

@@ -107,9 +107,7 @@ class Quantization:
             assert weight.scales is not None
             used |= {scale.name for scale in (weight.scales.of_blocks, weight.scales.overall) if scale}
             joined.append((module + _WEIGHT, weight))
-        return [
-            (name, tensor) for name, tensor in joined if name not in used and not name.endswith(_BESIDE)
-        ]
+        return [(name, tensor) for name, tensor in joined if name not in used and not name.endswith(_BESIDE)]
 
     def _with_scales(
         self, tensor: StoredTensor, module: str, by_name: dict[str, StoredTensor]
@@ -127,7 +125,8 @@ class Quantization:
         of_inputs = next((by_name[module + end] for end in _OF_INPUTS if module + end in by_name), None)
         if of_inputs is not None and of_inputs.count != 1:
             raise CheckpointError(
-                f"{of_inputs.file}: tensor {of_inputs.name!r} of shape {list(of_inputs.shape)} must be one number"
+                f"{of_inputs.file}: tensor {of_inputs.name!r} of shape {list(of_inputs.shape)}"
+                " must be one number"
             )
         packed = tensor.dtype.name == "uint8"
         if packed:

@@ -1,4 +1,4 @@
-"""How an engine computes the products of a stage: what its config asks for, on this device, of this checkpoint.
+"""How an engine computes a stage's products: what its config asks for, on this device, of this checkpoint.
 
 ``auto`` is resolved here, once, before anything is loaded: memory, cache keys and what is told of a worker
 follow from it.
@@ -59,7 +59,7 @@ def stored_weights(model: Model, stage: Stage) -> list[StoredTensor]:
 
 
 def resolved(model: Model, stage: Stage, settings: EngineSettings, placement: Placement) -> EngineSettings:
-    """Return the settings with ``auto`` replaced: ``stored`` where checkpoint and device have FP8, else ``none``.
+    """Return the settings without ``auto``: ``stored`` where checkpoint and device have FP8, else ``none``.
 
     Raises ``CheckpointError`` for a checkpoint that cannot be read.
     """

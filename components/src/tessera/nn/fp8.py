@@ -1,6 +1,6 @@
 """Weights in FP8 (e4m3), and the arithmetic of FP8 by plain torch: what kernels do is measured by it.
 
-"FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the type: no infinities, 448 the largest number.
+"FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the type: no infinities, at most 448.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MULTIPLE: Final = 16
 
 
 def row_scales(rows: torch.Tensor) -> torch.Tensor:
-    """What makes the largest number of each row ``[total, width]`` the largest of the type: ``[total, 1]``."""
+    """What makes the largest number of each row ``[total, width]`` that of the type: ``[total, 1]``."""
     return rows.abs().amax(1, keepdim=True).float().clamp(min=_LEAST) / LARGEST
 
 
@@ -73,9 +73,9 @@ class Fp8Weight:
     def product(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """bfloat16 ``[total, columns]``, of e4m3 ``[total, inner]``, its scales ``[total, 1]`` and a bfloat16 bias.
+        """bfloat16 ``[total, columns]`` of e4m3 ``[total, inner]`` and its scales ``[total, 1]``.
 
-        Summed in float32, then multiplied by both scales.
+        ``bias`` is bfloat16. Summed in float32, then multiplied by both scales.
         """
         return torch._scaled_mm(
             values,

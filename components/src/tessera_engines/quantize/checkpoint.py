@@ -1,8 +1,8 @@
 """Writes a checkpoint in FP8 as NVIDIA's ModelOpt lays one out.
 
-Each quantized weight is E4M3, with a float32 ``weight_scale`` and the ``input_scale`` of what it is multiplied
-with beside it. Which algorithm that is and which modules are left out stands in ``config.json`` below
-``quantization_config``, where vLLM looks, and in ``hf_quant_config.json``, where TensorRT-LLM does.
+Each quantized weight is E4M3, with a float32 ``weight_scale`` and the ``input_scale`` of what it is
+multiplied with beside it. Which algorithm that is and which modules are left out stands in ``config.json``
+below ``quantization_config``, where vLLM looks, and in ``hf_quant_config.json``, where TensorRT-LLM does.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Request:
 def quantize(model: Model, request: Request, progress: Callable[[str], None]) -> dict[str, QuantizedTower]:
     """Write the checkpoint, and return what was found by stage.
 
-    Raises ``ConfigError`` for a family without products in FP8, a stage that it lacks or that the source has no
-    inputs for, and a directory that exists; ``CheckpointError`` for weights that cannot be read.
+    Raises ``ConfigError`` for a family without products in FP8, a stage that it lacks or that the source has
+    no inputs for, and a directory that exists; ``CheckpointError`` for weights that cannot be read.
     """
     if Feature.FP8 not in model.features:
         raise ConfigError(f"the modules of family {model.family} have no FP8 form")

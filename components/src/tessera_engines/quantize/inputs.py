@@ -98,7 +98,9 @@ class Inputs:
 
 def spread(items: Sequence[T], most: int) -> list[T]:
     """Return at most so many of the items, at even distances."""
-    return [items[number * len(items) // most] for number in range(most)] if len(items) > most else list(items)
+    return (
+        [items[number * len(items) // most] for number in range(most)] if len(items) > most else list(items)
+    )
 
 
 def _prompt(model: Model, content: Content, where: str) -> np.ndarray:

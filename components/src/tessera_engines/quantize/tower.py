@@ -1,4 +1,4 @@
-"""Chooses the static scales of a tower's products, and the layers that stay in half precision, by what each costs."""
+"""Chooses the static scales of a tower's products, and the layers that stay as they are, by their costs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LayerLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedTower:
-    """``weights`` of the layers in FP8, and what these cost together; ``whole`` is with every layer in FP8."""
+    """``weights`` of the layers in FP8, and what these cost together; ``whole`` is what all layers would."""
 
     weights: Mapping[Linear, Fp8Weight]
     layers: tuple[LayerLoss, ...]
@@ -90,14 +90,16 @@ def stack_of(module: nn.Module) -> Stack:
 
 
 @torch.inference_mode()
-def quantized(stack: Stack, outputs: Outputs, *, most_loss: float, progress: Callable[[str], None]) -> QuantizedTower:
+def quantized(
+    stack: Stack, outputs: Outputs, *, most_loss: float, progress: Callable[[str], None]
+) -> QuantizedTower:
     """Calibrate the layers, whose form is plain, and leave out what costs too much.
 
-    Losses are as ``loss_of`` has them. As long as that of the tower is above ``most_loss``, the layer that alone
-    costs most of those that are left becomes what it was.
+    Losses are as ``loss_of`` has them. As long as that of the tower is above ``most_loss``, the layer that
+    alone costs most of those that are left becomes what it was.
     """
     observing = Observing()
-    with running(stack, {number: observing for number in range(len(stack))}):
+    with running(stack, dict.fromkeys(range(len(stack)), observing)):
         expected = outputs()
     progress(f"choosing scales of {len(observing.seen)} products")
     weights = {one: chosen(one, seen) for one, seen in observing.seen.items()}
@@ -136,14 +138,14 @@ def quantized(stack: Stack, outputs: Outputs, *, most_loss: float, progress: Cal
 
 
 def loss_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the mean of 1 less the cosine of each row; of rows of one number, its mean share of their deviation."""
+    """Return the mean of 1 less the cosine of each row; of single numbers, a share of their deviation."""
     if found.shape[1] == 1:
         return float((found - expected).abs().mean() / expected.std().clamp(min=1e-12))
     return float(1 - torch.cosine_similarity(found.double(), expected.double(), dim=1).mean())
 
 
 def chosen(linear: Linear, seen: Seen) -> Fp8Weight:
-    """Return the weight with one scale, and the scale of its inputs with which the product is nearest to its own.
+    """Return the weight with one scale, and that scale of its inputs which changes the product least.
 
     Tried are the largest input there was, and numbers that nearly all inputs are below.
     """

@@ -1,8 +1,8 @@
 """Products in FP8 (e4m3) on CUDA; norms, attention and the residual stay in half precision.
 
 Each row of a product's input has a scale, or all have the one that was stored, and so has each column of the
-weight. What a product adds to the residual is left pending for the next norm, which reads the residual anyway.
-A layer may have weights in half precision among those in FP8.
+weight. What a product adds to the residual is left pending for the next norm, which reads that anyway. A
+layer may have weights in half precision among those in FP8.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Fp8(Fused):
         if norm_of.feeds is None:
             return super().rms_norm(stream, norm_of)
         pending, stream.pending = stream.pending, None
-        return fp8.add_rms_norm(
-            stream.rows, pending, norm_of.weight, norm_of.eps, norm_of.feeds.input_scale
-        )
+        return fp8.add_rms_norm(stream.rows, pending, norm_of.weight, norm_of.eps, norm_of.feeds.input_scale)
 
     def layer_norm(self, stream: Residual, norm_of: LayerNorm) -> Rows:
         # A stream that is renewed needs its rows in half precision; the product quantises its own.

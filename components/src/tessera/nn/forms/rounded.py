@@ -1,4 +1,4 @@
-"""Products as FP8 has them by plain torch, for any device: the reference of the kernels, and for measuring loss.
+"""Products as FP8 has them by plain torch, for any device: the kernels' reference, and to measure loss by.
 
 Weights and inputs are rounded to e4m3 with their scales; all else is the plain form's.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tessera.nn.fp8 import Fp8Weight, row_scales, rounded, values_of
 from tessera.nn.forms.plain import Form, Rows, tensor
+from tessera.nn.fp8 import Fp8Weight, rounded, row_scales, values_of
 from tessera.nn.layer import Linear
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ class Rounded(Form):
         bias = None if linear.bias is None else linear.bias.float()
         if given.dtype != torch.bfloat16:
             return functional.linear(rounded(given, weight.input_scale), linear.weight, bias).to(given.dtype)
-        # Numbers of e4m3 are numbers of bfloat16, whose products are 2.4 times as fast on a CPU that has them. The
-        # sum is rounded once more than on a card, before it is scaled.
+        # Numbers of e4m3 are numbers of bfloat16, whose products are 2.4 times as fast on a CPU with them.
+        # The sum is rounded once more than on a card, before it is scaled.
         scales = row_scales(given) if weight.input_scale is None else weight.input_scale
         values = values_of(given, scales).to(torch.bfloat16)
-        scaled = functional.linear(values, weight.values.to(torch.bfloat16)).float() * (scales * weight.scales)
+        scaled = functional.linear(values, weight.values.to(torch.bfloat16)).float() * (
+            scales * weight.scales
+        )
         return (scaled if bias is None else scaled + bias).to(given.dtype)
