@@ -26,7 +26,7 @@ Size = tuple[int, int]
 class Workload:
     """``items`` inputs in one text batch, each of ``tokens`` tokens or of an image and a few words.
 
-    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens or the longest input's.
+    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens or the longest's.
     """
 
     name: str

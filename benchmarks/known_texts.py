@@ -1,8 +1,8 @@
 """Texts that a machine with this environment has anyway, and questions of which one is known to answer each.
 
 Docstrings of Python's library and of installed packages, manual pages, and what packages say of themselves
-and of their licences. A question is a heading, a page's line about itself, or the first sentence of a docstring, and
-what follows it answers; text without either is there to be mistaken for it.
+and of their licences. A question is a heading, a page's line about itself, or the first sentence of a
+docstring, and what follows it answers; text without either is there to be mistaken for it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         Setting(
             help="products in FP8: `stored` those whose weights the checkpoint has so, `fp8` those of the "
-            "inner blocks, too, `none` no product; `auto` is `stored` where checkpoint and device can, else `none`"
+            "inner blocks, too, `none` no product; `auto` is `stored` where checkpoint and device can, "
+            "else `none`"
         ),
     ] = "auto"
     unquantized_blocks: Annotated[int, Setting(help="blocks at each end that `fp8` leaves unchanged")] = 1
