@@ -30,10 +30,10 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
 
     Covers every byte of these files and of ``hf_quant_config.json``, every weight file's header (names,
     shapes, types, offsets) and, of each tensor, its first, middle and last KiB. It tells apart checkpoints
-    that were trained, quantised, merged or sharded differently, since those change all of a tensor; it cannot see a change confined to the unsampled
-    inside of a large tensor. The directory's place, file times and other files in it have no part. Costs a
-    few small reads for each tensor. Raises ``CheckpointError`` without weight files, and for
-    one of ``files`` that is no regular file.
+    that were trained, quantised, merged or sharded differently, since those change all of a tensor; it cannot
+    see a change confined to the unsampled inside of a large tensor. The directory's place, file times and
+    other files in it have no part. Costs a few small reads for each tensor. Raises ``CheckpointError``
+    without weight files, and for one of ``files`` that is no regular file.
     """
     digest = blake3(revision)
     # A declaration of its own; a checkpoint without it keeps the name that it had.
