@@ -11,15 +11,18 @@ import ast
 import gzip
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _PACKAGES: Final = ("numpy", "PIL", "fastapi", "safetensors")
+# Where there are no manual pages.
+_LARGE_PACKAGES: Final = ("torch", "transformers")
 _MANUALS: Final = Path("/usr/share/man")
 _DOCS: Final = Path("/usr/share/doc")
 _LEAST: Final = 60
+_WORDS: Final = 4
 _SENTENCE: Final = re.compile(r"(.+?[.:!?])\s+(.+)", re.DOTALL)
 _ROFF: Final = re.compile(r"\\f.|\\[-&|^/,]|\\s[-+]?\d")
 _HEADING: Final = re.compile(r"(?:#+\s+(.+)|(.+)\n[=\-~^]{3,})")
@@ -38,16 +41,25 @@ def known_texts(passages: int, questions: int, letters: int) -> tuple[list[str],
 
     All differ, and are spread evenly over what there is. Raises ``SystemExit`` where that is less.
     """
+    library, installed = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
     found: dict[str, Known] = {}
-    for known in (*_docstrings(), *_manuals(), *_docs()):
-        passage = " ".join(known.passage.split())[:letters].rsplit(" ", 1)[0]
-        question = " ".join(known.question.split())[:letters]
-        if len(passage) >= _LEAST:
-            found.setdefault(passage, Known(passage, question))
     asked: dict[str, Known] = {}
-    for known in found.values():
-        if len(known.question.split()) >= 4:
-            asked.setdefault(known.question, known)
+    for texts in (
+        _docstrings([library, *(installed / package for package in _PACKAGES)]),
+        _manuals(),
+        _docs(),
+        _docstrings([installed / package for package in _LARGE_PACKAGES]),
+    ):
+        # The last are many: torch and transformers alone take 40 s to read.
+        if len(found) >= passages and len(asked) >= questions:
+            break
+        for known in texts:
+            passage = " ".join(known.passage.split())[:letters].rsplit(" ", 1)[0]
+            question = " ".join(known.question.split())[:letters]
+            if len(passage) >= _LEAST and passage not in found:
+                found[passage] = kept = Known(passage, question)
+                if len(question.split()) >= _WORDS:
+                    asked.setdefault(question, kept)
     if len(found) < passages or len(asked) < questions:
         raise SystemExit(f"there are {len(found)} passages and {len(asked)} questions on this machine")
     chosen = _spread(list(asked.values()), questions)
@@ -61,9 +73,7 @@ def _spread(items: list[Known], count: int) -> list[Known]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-def _docstrings() -> Iterator[Known]:
-    roots = [Path(sysconfig.get_path("stdlib"))]
-    roots += [Path(sysconfig.get_path("purelib")) / package for package in _PACKAGES]
+def _docstrings(roots: Sequence[Path]) -> Iterator[Known]:
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             inside = path.relative_to(root).parts
