@@ -107,7 +107,7 @@ def eight(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Model:
     out = tmp_path_factory.mktemp("models") / "eight"
-    without = ("layers.0.self_attn.o_proj", "layers.1.mlp.down_proj", "layers.1.self_attn.qkv")
+    without = ("layers.0.self_attn.o_proj", "layers.1.mlp.down_proj", "layers.1.self_attn.q_proj")
     if request.param != "some":
         without = ()
     return open_model(quantise(checkpoint, out, static=request.param != "rows", without=without))
