@@ -57,7 +57,7 @@ class Inputs:
                 torch.from_numpy(batch.cu_units),
                 batch.units,
             )
-            found += rows.float().split([plan.rows for plan in batch.plans])
+            found += torch.split(rows.float(), [plan.rows for plan in batch.plans])
         return found
 
     def with_images(self, rows: Sequence[torch.Tensor]) -> list[TextBatch]:
