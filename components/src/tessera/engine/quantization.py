@@ -65,9 +65,9 @@ def resolved(model: Model, stage: Stage, settings: EngineSettings, placement: Pl
     """
     if settings.quantization != AUTO:
         return settings
-    able = settings.engine == "torch" and obstacle(placement) is None
-    chosen = STORED if able and stored_weights(model, stage) else NONE
-    return msgspec.structs.replace(settings, quantization=chosen)
+    # The device is asked last: most checkpoints need not know.
+    held = settings.engine == "torch" and stored_weights(model, stage) and obstacle(placement) is None
+    return msgspec.structs.replace(settings, quantization=STORED if held else NONE)
 
 
 def obstacle(placement: Placement) -> str | None:
