@@ -90,10 +90,14 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "split-mps": _split("on"),
     "aoti": Benchmark("aoti --seconds 0.4", 420),
     "transformers": Benchmark(f"peer --seconds 3 {_SERVED}", 240),
-    "quantization": Benchmark("quantization", 180, sized=False),
+    "peer-fp8": _beside_vllm("--starts default --quantization fp8 --warm 8 --seconds 8", 700),
+    "quantization": Benchmark("quantization speed", 180, sized=False),
     "bulk": Benchmark("bulk --warm 4 --seconds 8", 900, vllm=True),
     "engine-qwen3-vl": Benchmark("engine --seconds 1", 240, "qwen3_vl_embedding"),
     "peer-qwen3-vl": _beside_vllm("--starts default --warm 8 --seconds 8", 800, "qwen3_vl_embedding"),
+    "peer-fp8-qwen3-vl": _beside_vllm(
+        "--starts default --quantization fp8 --warm 8 --seconds 8", 700, "qwen3_vl_embedding"
+    ),
     "peer-rerank": _beside_vllm(
         "--starts default --workloads rerank-128x100@8 --warm 8 --seconds 8", 300, "llama_nemotron_rerank"
     ),

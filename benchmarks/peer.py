@@ -178,6 +178,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--starts", nargs="+", choices=("tuned", "default"), default=["tuned"], help="of Tessera, with --vllm"
     )
+    parser.add_argument(
+        "--quantization",
+        choices=("fp8",),
+        help="of the products of both servers, in half precision or as the checkpoint has them without it",
+    )
     parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all parts")
     parser.add_argument("--workloads", nargs="*", type=_workload, metavar="NAME[@N]")
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch of transformers")

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ USUAL: Final = [
 
 HEADER: Final = (
     "server", "workload", "at once", "inputs/s", "p50 ms", "p99 ms", "errors",
-    "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W",
+    "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W", "J an input",
 )  # fmt: skip
 _RATIOS: Final = (
     ("tuned", "vllm"),
@@ -220,7 +220,7 @@ def _engine(options: argparse.Namespace, results: Results, card: CardMeter, cloc
     rows = [(WORKLOADS[name], loop) for name, loop in options.workloads]
     found = sustained(
         options.model_path,
-        http.deployment(options).engine,
+        _engine_config(options),
         rows,
         warm=options.warm,
         seconds=options.seconds,
@@ -238,8 +238,14 @@ def _engine(options: argparse.Namespace, results: Results, card: CardMeter, cloc
                 "GPU %": seen.busy,
                 "MHz": seen.mhz,
                 "W": seen.watts,
+                "J an input": _joules(seen.watts, each.rate),
             }
         )
+
+
+def _joules(watts: float | None, rate: float | None) -> float | None:
+    """What the cards draw for an input."""
+    return watts / rate if watts and rate else None
 
 
 def _drive(
@@ -271,6 +277,7 @@ def _drive(
                 "GPU %": seen.busy,
                 "MHz": seen.mhz,
                 "W": seen.watts,
+                "J an input": _joules(seen.watts, outcome.inputs_rate),
             }
         )
 
@@ -303,6 +310,19 @@ def _short(workload: HttpWorkload) -> HttpWorkload:
     return replace(workload, inputs=min(workload.inputs, 8))
 
 
+def _engine_config(options: argparse.Namespace) -> dict[str, Any]:
+    config = dict(http.deployment(options).engine)
+    for stage, changed in _quantization(options).items():
+        config[stage] = config[stage] | changed
+    return config
+
+
+def _quantization(options: argparse.Namespace) -> dict[str, dict[str, str]]:
+    if not options.quantization:
+        return {}
+    return {stage: {"quantization": options.quantization} for stage in ("vision", "text")}
+
+
 @contextmanager
 def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[Server]:
     port, *_, system = free_ports(2 + options.frontends)
@@ -318,13 +338,15 @@ def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[S
         command = [str(_ROOT / "launch" / ("e_p.sh" if part == "split" else "agg.sh"))]
         if part == "tuned":
             config = options.out / "tuned.yaml"
-            config.write_text(json.dumps(http.deployment(options).engine))
+            config.write_text(json.dumps(_engine_config(options)))
             environment |= {
                 "TESSERA_FRONTENDS": str(options.frontends),
                 "TESSERA_ENGINE_ARGS": str(config),
                 "TESSERA_FRONTEND_ARGS": "--max-in-flight 100000",
             }
             command += ["--multimodal-embedding-cache-capacity-gb", str(options.cache_gb)]
+        elif options.quantization:
+            command += ["--override-engine-args", json.dumps(_quantization(options))]
         url = f"http://127.0.0.1:{port}"
         with _running(command, environment, url, options.out / f"{part}.log", clock):
             yield Server(part, url, chat=False)
@@ -348,6 +370,8 @@ def _vllm(options: argparse.Namespace, clock: Clock) -> Iterator[Server]:
     command = [options.vllm_python, "-m", "vllm.entrypoints.cli.main", "serve", str(copy)]
     command += ["--served-model-name", options.model_name, "--host", "127.0.0.1", "--port", str(port)]
     command += vllm_copy.serve_flags(family_of(options.model_path).name, copy)
+    if options.quantization:
+        command += ["--quantization", options.quantization]
     command += ["--gpu-memory-utilization", "0.6", "--api-server-count", str(options.api_servers)]
     if options.vllm_command:
         # A stand-in; its environment is this one.

@@ -1,4 +1,4 @@
-"""``tessera engine``: build engines ahead of time, look into them, and export stages."""
+"""``tessera engine``: build engines ahead of time, look into them, export stages, quantize checkpoints."""
 
 from __future__ import annotations
 
@@ -222,6 +222,68 @@ def _export(options: argparse.Namespace) -> None:
     say(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
 
 
+def _add_quantize(commands: Subparsers) -> None:
+    parser = commands.add_parser(
+        "quantize", help="write a checkpoint in FP8 with scales from real inputs, as ModelOpt lays it out"
+    )
+    _add_model_path(parser)
+    _add_model_options(parser)
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        required=True,
+        metavar="SOURCE",
+        help="a directory of images and .txt files with an input a line, or one such file",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
+    parser.add_argument(
+        "--stage",
+        choices=("text", "vision", "all"),
+        default="text",
+        help="text by default: vLLM reads no checkpoint whose vision tower is in FP8",
+    )
+    parser.add_argument("--most-inputs", type=int, default=128, help="texts, and images, that are taken")
+    parser.add_argument(
+        "--most-loss",
+        type=float,
+        default=0.002,
+        help="mean of 1 less the cosine of an output, above which layers are left as they are",
+    )
+    parser.set_defaults(run=_quantize)
+
+
+def _quantize(options: argparse.Namespace) -> None:
+    # Here, so that the other commands need no torch.
+    from tessera_engines.calibration import Calibration
+    from tessera_engines.quantize.command import Request, quantize
+
+    if options.most_inputs < 1 or not options.most_loss > 0:
+        raise ConfigError("--most-inputs must be at least 1, and --most-loss positive")
+    started = time.monotonic()
+
+    def progress(what: str) -> None:
+        complain(f"{time.monotonic() - started:7.1f} s  {what}")
+
+    progress(f"opening {options.model_path}")
+    model = open_model(_directory(options.model_path), options.model_options)
+    request = Request(
+        source=Calibration.read(options.calibration),
+        out=options.out,
+        stages=options.stage,
+        most_inputs=options.most_inputs,
+        most_loss=options.most_loss,
+    )
+    for stage, tower in quantize(model, request, progress).items():
+        for layer in tower.layers:
+            kept = ", left as it is" if layer.kept else ""
+            say(f"{stage} layer {layer.number}: loss {layer.loss:.2g}{kept}")
+        say(
+            f"{stage}: {len(tower.weights)} products in FP8, loss {tower.loss:.2g};"
+            f" {tower.whole:.2g} with all layers; {tower.clipped} scales below the largest input"
+        )
+    say(f"{options.out}: {sum(path.stat().st_size for path in options.out.iterdir()) / (1 << 20):.1f} MiB")
+
+
 def _up_to(most: int) -> Range:
     return Range(1, min(8, most), most)
 
@@ -232,10 +294,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -
     What SIGTERM or Ctrl-C interrupts leaves nothing behind that looks finished; the status is 143 or 130.
     """
     parser = OneLineParser(
-        prog=prog, description="Build engines ahead of time, look into them, and export stages."
+        prog=prog,
+        description="Build engines ahead of time, look into them, export stages, and quantize checkpoints.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_to in (_add_build, _add_export, _add_inspect):
+    for add_to in (_add_build, _add_export, _add_inspect, _add_quantize):
         add_to(commands)
     options = parser.parse_args(arguments)
     told: list[int] = []

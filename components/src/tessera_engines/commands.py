@@ -6,4 +6,6 @@ from typing import Final
 
 from tessera.command import Command
 
-ENGINE: Final = Command("build engines ahead of time, look into them, export stages", "tessera_engines.cli")
+ENGINE: Final = Command(
+    "build engines ahead of time, look into them, export stages, quantize checkpoints", "tessera_engines.cli"
+)

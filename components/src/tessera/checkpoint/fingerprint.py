@@ -10,6 +10,7 @@ from typing import Final
 from blake3 import blake3
 
 from tessera.checkpoint.adapter import ADAPTER_WEIGHTS
+from tessera.checkpoint.quantized import MODELOPT_FILE
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import weight_files
 from tessera.errors import CheckpointError
@@ -27,15 +28,16 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
     the forward pass change what they compute. ``files`` are the names of the configuration, processor and
     tokenizer files; one that is absent counts as absent.
 
-    Covers every byte of these files, every weight file's header (names, shapes, types, offsets) and, of each
-    tensor, its first, middle and last KiB. It tells apart checkpoints that were trained, quantised, merged or
-    sharded differently, since those change all of a tensor; it cannot see a change confined to the unsampled
-    inside of a large tensor. The directory's place, file times and other files in it have no part. Costs a
-    few small reads for each tensor. Raises ``CheckpointError`` without weight files, and for
-    one of ``files`` that is no regular file.
+    Covers every byte of these files and of ``hf_quant_config.json``, every weight file's header (names,
+    shapes, types, offsets) and, of each tensor, its first, middle and last KiB. It tells apart checkpoints
+    that were trained, quantised, merged or sharded differently, since those change all of a tensor; it cannot
+    see a change confined to the unsampled inside of a large tensor. The directory's place, file times and
+    other files in it have no part. Costs a few small reads for each tensor. Raises ``CheckpointError``
+    without weight files, and for one of ``files`` that is no regular file.
     """
     digest = blake3(revision)
-    for name in files:
+    # A declaration of its own; a checkpoint without it keeps the name that it had.
+    for name in (*files, *(name for name in (MODELOPT_FILE,) if (directory / name).exists())):
         path = directory / name
         try:
             content = read_regular(path, _MOST_BYTES) if path.exists() else b""

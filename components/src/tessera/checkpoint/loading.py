@@ -7,10 +7,12 @@ the file that the ``safetensors`` package has mapped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +28,39 @@ log = logging.getLogger(__name__)
 _MAPPED_BYTES: Final = 64 << 20
 # By the lower three bits; the fourth is the sign.
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+_AS_STORED: ContextVar[bool] = ContextVar("_AS_STORED", default=False)
+
+
+@contextmanager
+def as_stored() -> Iterator[None]:
+    """Leave weights in FP8, in modules that can hold them so, where ``fill`` is called inside.
+
+    Otherwise they are multiplied out. Every family's loading passes it by: what holds FP8 is below them all.
+    """
+    token = _AS_STORED.set(True)
+    try:
+        yield
+    finally:
+        _AS_STORED.reset(token)
+
+
+@runtime_checkable
+class Product(Protocol):
+    """A module with a weight: ``stored`` is what that was read from, ``take_fp8`` holds it in FP8.
+
+    ``takes_fp8`` says whether it can hold ``[columns, inner]`` so. Values are e4m3 ``[columns, inner]``,
+    scales float32 ``[columns]``; ``input_scale`` float32 ``[]`` is None for inputs with a scale for each row.
+    """
+
+    stored: tuple[StoredTensor, ...]
+
+    def takes_fp8(self, columns: int, inner: int) -> bool: ...
+
+    def take_fp8(
+        self, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor | None
+    ) -> None: ...
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -56,6 +91,15 @@ def fill(
     progress = Progress(log, f"loading weights of {type(module).__name__}", total)
     with TensorReader() as reader:
         for name, placeholder in parameters.items():
+            owner, _, attribute = name.rpartition(".")
+            holder, shape = module.get_submodule(owner), placeholder.shape
+            if isinstance(holder, Product) and attribute == "weight":
+                holder.stored = tuple(read[name])
+                in_fp8 = _AS_STORED.get() and all(tensor.in_fp8 for tensor in read[name])
+                if in_fp8 and holder.takes_fp8(*shape):
+                    holder.take_fp8(*reader.fp8(read[name], device))
+                    progress.add(sum(tensor.nbytes for tensor in read[name]))
+                    continue
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)
             flat = value.view(-1)
             offset = 0
@@ -64,8 +108,7 @@ def fill(
                 progress.add(tensor.nbytes)
                 offset += tensor.count
             assert offset == flat.numel(), f"{name} was filled with {offset} of {flat.numel()} numbers"
-            owner, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+            setattr(holder, attribute, nn.Parameter(value, requires_grad=False))
 
 
 def stored_names(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
@@ -111,6 +154,35 @@ class TensorReader:
             if tensor.first is not None:
                 value = value[tensor.first : tensor.first + tensor.shape[0]]
         into.copy_(value.reshape(-1))
+
+    def fp8(
+        self, tensors: Sequence[StoredTensor], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return tensors that are ``in_fp8``, one below the other: values, scales, the scale of their inputs.
+
+        As ``Product`` has them. They share their inputs, so the largest of their scales serves all; without
+        one for each there is none. Raises ``CheckpointError`` for a scale that is no positive number.
+        """
+        rows, inner = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+        values = torch.empty(rows, inner, dtype=torch.float8_e4m3fn, device=device)
+        scales = torch.empty(rows, device=device)
+        start, of_inputs = 0, []
+        for tensor in tensors:
+            assert tensor.scales is not None
+            part = slice(start, start + tensor.shape[0])
+            values[part].copy_(self._stored(tensor))
+            scales[part] = self._scale(tensor.scales.of_blocks).reshape(-1).to(device)
+            start = part.stop
+            if tensor.scales.of_inputs is not None:
+                of_inputs.append(self._scale(tensor.scales.of_inputs).reshape(()))
+        static = torch.stack(of_inputs).amax().to(device) if len(of_inputs) == len(tensors) else None
+        return values, scales, static
+
+    def _scale(self, tensor: StoredTensor) -> torch.Tensor:
+        scale = self._stored(tensor).float()
+        if not bool((scale.isfinite() & (scale > 0)).all()):
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r} must be positive")
+        return scale
 
     def _whole(self, tensor: StoredTensor) -> torch.Tensor:
         whole = self._stored(replace(tensor, first=None))

@@ -3,8 +3,8 @@
 Three declarations are known, by ``quantization_config`` of ``config.json``, or ``hf_quant_config.json``:
 NVIDIA's ModelOpt (FP8 by tensor, by row and by blocks, MXFP8, NVFP4), ``compressed-tensors`` (the same, and
 MXFP4), and transformers' and DeepSeek's ``fp8``. All keep a weight's values beside scales that they are
-multiplied by; loading does that in float32 and rounds once. Scales of inputs and of caches of keys and values
-have no part in it.
+multiplied by. Loading does that in float32 and rounds once, or leaves E4M3 values to products in FP8, for
+which scales of inputs are stored, too. Those of caches of keys and values are not read.
 
 NVFP4 and MXFP4 are in "OCP Microscaling Formats (MX) v1.0" (E2M1, E4M3, E8M0) and in ModelOpt's
 documentation.
@@ -48,16 +48,21 @@ _SCALES: Final = (".weight_scale", ".weight_scale_inv")
 # Of the whole tensor, beside those of its blocks; values are divided by the second.
 _OVERALL: Final = ".weight_scale_2"
 _OVERALL_DIVISOR: Final = ".weight_global_scale"
-# Of what a product reads beside its weight, and of a cache of keys and values.
-_OF_INPUTS: Final = (".input_scale", ".input_global_scale", ".activation_scale", ".k_scale", ".v_scale")
+# Of what an E4M3 product reads beside its weight.
+_OF_INPUTS: Final = (".input_scale", ".activation_scale")
+_BESIDE: Final = (*_OF_INPUTS, ".input_global_scale", ".k_scale", ".v_scale")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a checkpoint declares of its weights; ``blocks`` are all that some of them may have."""
+    """What a checkpoint declares of its weights; ``blocks`` are all that some of them may have.
+
+    ``rounds_inputs`` says that products round what they read as well.
+    """
 
     config: Section
     blocks: frozenset[Block]
+    rounds_inputs: bool = True
 
     @classmethod
     def read(cls, directory: Path) -> Quantization | None:
@@ -79,7 +84,7 @@ class Quantization:
             declared.string("fmt", "e4m3", among=("e4m3",))
             return cls(declared, frozenset(_block(declared, "weight_block_size")))
         if method == "compressed-tensors":
-            return cls(declared, _of_compressed(declared))
+            return cls(declared, *_of_compressed(declared))
         known = "modelopt, compressed-tensors and fp8"
         raise declared.error("quant_method", f"is {method!r}; of quantised weights {known} are read")
 
@@ -102,9 +107,7 @@ class Quantization:
             assert weight.scales is not None
             used |= {scale.name for scale in (weight.scales.of_blocks, weight.scales.overall) if scale}
             joined.append((module + _WEIGHT, weight))
-        return [
-            (name, tensor) for name, tensor in joined if name not in used and not name.endswith(_OF_INPUTS)
-        ]
+        return [(name, tensor) for name, tensor in joined if name not in used and not name.endswith(_BESIDE)]
 
     def _with_scales(
         self, tensor: StoredTensor, module: str, by_name: dict[str, StoredTensor]
@@ -119,6 +122,12 @@ class Quantization:
         overall = divisor or by_name.get(module + _OVERALL)
         if overall is not None and math.prod(overall.shape) != 1:
             raise _does_not_cover(overall, tensor)
+        of_inputs = next((by_name[module + end] for end in _OF_INPUTS if module + end in by_name), None)
+        if of_inputs is not None and of_inputs.count != 1:
+            raise CheckpointError(
+                f"{of_inputs.file}: tensor {of_inputs.name!r} of shape {list(of_inputs.shape)}"
+                " must be one number"
+            )
         packed = tensor.dtype.name == "uint8"
         if packed:
             tensor = replace(tensor, shape=(tensor.shape[0], 2 * tensor.shape[1]))
@@ -128,6 +137,8 @@ class Quantization:
             overall=overall,
             divides=divisor is not None,
             packed=packed,
+            rounds_inputs=self.rounds_inputs,
+            of_inputs=of_inputs,
         )
         return replace(tensor, scales=scales)
 
@@ -184,7 +195,8 @@ def _of_modelopt(config: Section) -> frozenset[Block]:
     return frozenset(blocks)
 
 
-def _of_compressed(config: Section) -> frozenset[Block]:
+def _of_compressed(config: Section) -> tuple[frozenset[Block], bool]:
+    """Return the blocks, and whether products round their inputs in every group."""
     config.string("format", _COMPRESSED[0], among=_COMPRESSED)
     config.string("quantization_status", "compressed", among=("compressed", "frozen"))
     for key in ("sparsity_config", "transform_config"):
@@ -193,6 +205,7 @@ def _of_compressed(config: Section) -> frozenset[Block]:
             raise config.error(key, "is set, which is not done")
     groups = config.section("config_groups")
     blocks: set[Block] = set()
+    rounds_inputs = True
     for name in groups.values:
         group = groups.section(name)
         if group.has("format"):
@@ -204,7 +217,8 @@ def _of_compressed(config: Section) -> frozenset[Block]:
         blocks.update(_block(weights, "block_structure"))
         if weights.has("group_size"):
             blocks.add((1, weights.integer("group_size")))
-    return frozenset(blocks)
+        rounds_inputs &= group.has("input_activations")
+    return frozenset(blocks), rounds_inputs
 
 
 def _block(config: Section, key: str) -> Sequence[Block]:

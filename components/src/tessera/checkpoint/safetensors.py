@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from tessera.dtypes import BY_SAFETENSORS, DType
+from tessera.dtypes import BY_SAFETENSORS, FLOATS, DType
 from tessera.errors import CheckpointError
 
 LENGTH_BYTES: Final = 8
@@ -91,6 +91,20 @@ class StoredTensor:
         """How many numbers it has."""
         return math.prod(self.shape)
 
+    @property
+    def in_fp8(self) -> bool:
+        """Whether an FP8 product can read the values as they are.
+
+        They are E4M3 with a scale for each row or for all, nothing is added to them, and what they are
+        multiplied with is to be rounded to FP8 as well.
+        """
+        scales = self.scales
+        if scales is None or self.added is not None or self.first is not None or not scales.rounds_inputs:
+            return False
+        by_row = scales.block[1] == self.shape[1] and scales.block[0] in (1, self.shape[0])
+        floats = self.dtype.name == "float8" and scales.of_blocks.dtype.name in FLOATS
+        return floats and by_row and scales.overall is None
+
     def row(self, number: int) -> StoredTensor:
         """Return one row of a matrix, ``[1, width]``."""
         nbytes = self.nbytes // self.shape[0]
@@ -104,7 +118,9 @@ class Scales:
 
     Each ``block`` of so many rows and columns has its own of ``of_blocks``; one of uint8 is an exponent of 2,
     biased by 127 (E8M0). ``overall`` is of all values, which are divided by it if it ``divides``. With
-    ``packed`` each byte is two values of four bits (E2M1), the first in its lower half.
+    ``packed`` each byte is two values of four bits (E2M1), the first in its lower half. With
+    ``rounds_inputs`` products with the tensor were calibrated with inputs in the values' type: ``of_inputs``
+    is the one scale of these, or else each of their rows has its own.
     """
 
     of_blocks: StoredTensor
@@ -112,6 +128,8 @@ class Scales:
     overall: StoredTensor | None = None
     divides: bool = False
     packed: bool = False
+    rounds_inputs: bool = False
+    of_inputs: StoredTensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

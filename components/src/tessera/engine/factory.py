@@ -8,6 +8,7 @@ from tessera.engine.base import TextEngine, VisionEngine, vision_of
 from tessera.engine.kind import kind_of, kinds
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
+from tessera.kernel_caches import keep_kernels
 from tessera.models.base import Model
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def make_vision_engine(model: Model, settings: EngineSettings, placement: Placem
     from tessera.engine.guard import GuardedVisionEngine
 
     vision_of(model)
+    _keep_kernels(placement)
     kind = kind_of(settings.engine)
     if kind is None or kind.make_vision is None:
         raise _unknown(settings.engine, "vision", [n for n, k in kinds().items() if k.make_vision])
@@ -41,10 +43,16 @@ def make_text_engine(model: Model, settings: EngineSettings, placement: Placemen
     """The engine that ``settings.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedTextEngine
 
+    _keep_kernels(placement)
     kind = kind_of(settings.engine)
     if kind is None or kind.make_text is None:
         raise _unknown(settings.engine, "text", [n for n, k in kinds().items() if k.make_text])
     return GuardedTextEngine(kind.make_text(model, settings, placement), model)
+
+
+def _keep_kernels(placement: Placement) -> None:
+    if placement.is_cuda:
+        keep_kernels()
 
 
 def _unknown(name: str, stage: str, known: list[str]) -> ConfigError:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 def quantization(settings: EngineSettings) -> str:
-    """Return what an engine rounds that quantizes the blocks of a checkpoint as it loads them."""
-    if settings.quantization == "none":
+    """Return what an engine rounds in products; ``auto`` has been resolved, or nothing is in FP8."""
+    if settings.quantization in ("auto", "none"):
         return ""
+    if settings.quantization == "stored":
+        return "fp8 as stored"
     return f"{settings.quantization}, {settings.unquantized_blocks} blocks kept"
 
 

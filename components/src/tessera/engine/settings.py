@@ -33,8 +33,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     path: Annotated[Path | None, Setting(help="directory of an engine that was built ahead of time")] = None
     quantization: Annotated[
-        str, Setting(help="`fp8` runs the products of the inner blocks in FP8, `none` does not")
-    ] = "none"
+        str,
+        Setting(
+            help="products in FP8: `stored` those whose weights the checkpoint has so, `fp8` those of the "
+            "inner blocks, too, `none` no product; `auto` is `stored` where checkpoint and device can, "
+            "else `none`"
+        ),
+    ] = "auto"
     unquantized_blocks: Annotated[int, Setting(help="blocks at each end that `fp8` leaves unchanged")] = 1
     max_queue_seconds: Annotated[
         float,
@@ -51,8 +56,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError("max_batch_cost and max_queue_cost must not be negative")
         if 0 < self.max_queue_cost < self.max_batch_cost:
             raise ValueError("max_queue_cost must be at least max_batch_cost")
-        if self.quantization not in ("none", "fp8"):
-            raise ValueError(f"quantization {self.quantization!r} is none of none, fp8")
+        if self.quantization not in ("auto", "none", "stored", "fp8"):
+            raise ValueError(f"quantization {self.quantization!r} is none of auto, none, stored, fp8")
         if self.unquantized_blocks < 0:
             raise ValueError("unquantized_blocks must be at least 0")
         if self.graph_cost is not None and self.graph_cost < 0:

@@ -326,12 +326,20 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
         ],
         "late_chunking": chunks_of(model) is not None,
         "images": model.vision is not None,
+        "precision": _precision(served),
         "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),
         "prompts": dict(declared_of(model).prompts),
         "routes": service.routes.get(model.output.kind, []),
         "source": None if source is None else source.described(),
     }
+
+
+def _precision(served: ServedModel) -> list[dict[str, str]]:
+    """What its workers compute in: one entry for each kind of them, as they come and go."""
+    ready = (info for peers in (served.workers.embed, served.workers.encode) for info in peers.ready.values())
+    kinds = sorted({(info.role, info.dtype, info.rounding) for info in ready})
+    return [{"role": role, "dtype": dtype, "rounding": rounding} for role, dtype, rounding in kinds]
 
 
 @dataclass(frozen=True, slots=True)

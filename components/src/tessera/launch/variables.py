@@ -30,6 +30,8 @@ NO_SETTINGS: Final = frozenset(
         *("API_KEY", "URL"),
         # From the launcher to its processes.
         *("FRONTEND_GROUP", "MODEL_SOURCE"),
+        # Where processes keep what may be made again.
+        "CACHE_DIR",
         # Of deploy/ and of the launch scripts.
         *("ROOT", "VERSION", "PIP_ARGS"),
     )

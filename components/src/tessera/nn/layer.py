@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.nn.forms.choice import fp8
 from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
+from tessera.nn.fp8 import Fp8Weight
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
 from tessera.nn.spec import LayerSpec
 
 if TYPE_CHECKING:
-    from tessera.nn.forms.fp8 import Fp8Weight
     from tessera.nn.forms.plain import Rows
     from tessera.nn.vision import PatchEmbedding
 
@@ -43,16 +45,21 @@ class Linear(Block):
     """``rows @ weight.T + bias``, given as it is or added to the residual stream.
 
     ``deferred`` says that ``add_to`` leaves the bias out, because the norms that read the stream add it.
-    ``float_bias`` and ``fp8`` are the bias and the weight as some forms take them.
+    ``float_bias`` and ``fp8`` are the bias and the weight as some forms take them. ``feeds`` is the weight in
+    FP8 that reads what follows the product. ``stored`` are the tensors that the weight was loaded from.
     """
 
     def __init__(self, inner: int, columns: int, *, bias: bool) -> None:
         super().__init__()
+        self.columns = columns
         self.weight = nn.Parameter(torch.empty(columns, inner))
         self.bias = nn.Parameter(torch.empty(columns)) if bias else None
         self.deferred = False
         self.float_bias: torch.Tensor | None = None
         self.fp8: Fp8Weight | None = None
+        self.feeds: Fp8Weight | None = None
+        self.holds_fp8 = False
+        self.stored: tuple[StoredTensor, ...] = ()
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """``[tokens, inner]`` to ``[tokens, columns]``."""
@@ -62,17 +69,44 @@ class Linear(Block):
         """Add the product of ``[tokens, inner]`` to the stream."""
         self.form.add_product(stream, self, rows)
 
+    def takes_fp8(self, columns: int, inner: int) -> bool:
+        """Whether it holds a weight of this shape in FP8: the products of layers do."""
+        return self.holds_fp8 and Fp8Weight.fits(columns, inner)
+
+    def take_fp8(self, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor | None) -> None:
+        """Hold a weight as it was stored, with the scales that ``Fp8Weight`` has."""
+        self.hold(Fp8Weight(values=values, scales=scales, input_scale=input_scale))
+
+    def hold(self, weight: Fp8Weight) -> None:
+        """Have ``weight`` in place of the module's own."""
+        self.fp8 = weight
+        own = self.weight
+        self.weight = nn.Parameter(torch.empty(0, dtype=own.dtype, device=weight.values.device), False)
+
+    def pad(self, *, columns: int = 0, inner: int = 0) -> None:
+        """Lay so many zeros behind the columns and along the inner width."""
+        if self.fp8 is not None:
+            self.fp8 = self.fp8.padded(columns=columns, inner=inner)
+        else:
+            self.weight = nn.Parameter(pad(self.weight, (0, inner, 0, columns)), requires_grad=False)
+        if self.bias is not None and columns:
+            self.bias = nn.Parameter(pad(self.bias, (0, columns)), requires_grad=False)
+
 
 class RmsNorm(Block):
-    """``x / sqrt(mean(x²) + eps) * weight``, computed in float32 whatever the rows' type."""
+    """``x / sqrt(mean(x²) + eps) * weight``, computed in float32 whatever the rows' type.
+
+    ``feeds`` is the weight in FP8 that reads the rows, if one does.
+    """
 
     def __init__(self, width: int, *, eps: float) -> None:
         super().__init__()
         self.eps = eps
+        self.feeds: Fp8Weight | None = None
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, stream: Residual) -> Rows:
-        """``[tokens, width]`` in the stream's type, or as the products of an FP8 layer take it."""
+        """``[tokens, width]`` in the stream's type, or as a product in FP8 takes it."""
         return self.form.rms_norm(stream, self)
 
 
@@ -80,20 +114,22 @@ class LayerNorm(Block):
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``, computed in float32 whatever the rows' type.
 
     ``offset``, float32 ``[width]``, is what the stream lacks: biases of products, the same for every row.
-    With ``renews`` the stream goes on from what the norm gives.
+    With ``renews`` the stream goes on from what the norm gives. ``feeds`` is the weight in FP8 that reads the
+    rows, if one does.
     """
 
     def __init__(self, width: int, *, eps: float, renews: bool = False) -> None:
         super().__init__()
         self.eps = eps
         self.renews = renews
+        self.feeds: Fp8Weight | None = None
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
         self.offset: torch.Tensor | None
         self.register_buffer("offset", None, persistent=False)
 
     def forward(self, stream: Residual) -> Rows:
-        """``[tokens, width]`` in the stream's type, or as the products of an FP8 layer take it."""
+        """``[tokens, width]`` in the stream's type, or as a product in FP8 takes it."""
         rows = self.form.layer_norm(stream, self)
         if self.renews:
             stream.rows = tensor(rows)
@@ -155,12 +191,9 @@ class Mlp(Block):
 
     def pad(self) -> None:
         """Pad the inner width with zeros, which every activation maps to zero, for products at full rate."""
-        up, down = self.up_proj, self.down_proj
-        missing = -up.weight.shape[0] % _MULTIPLE
-        up.weight = _padded(up.weight, (0, 0, 0, missing))
-        down.weight = _padded(down.weight, (0, missing))
-        if up.bias is not None:
-            up.bias = _padded(up.bias, (0, missing))
+        missing = -self.up_proj.columns % _MULTIPLE
+        self.up_proj.pad(columns=missing)
+        self.down_proj.pad(inner=missing)
 
 
 class GatedMlp(Block):
@@ -177,10 +210,6 @@ class GatedMlp(Block):
         self.down_proj.add_to(stream, self.form.gated(self.gate_up_proj, normed, self.activation))
 
 
-def _padded(weight: torch.Tensor, padding: tuple[int, ...]) -> nn.Parameter:
-    return nn.Parameter(pad(weight, padding), requires_grad=False)
-
-
 class Layer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
@@ -190,6 +219,23 @@ class Layer(nn.Module):
         self.self_attn = Attention(spec)
         self.post_attention_layernorm = norm(spec.norm, spec.hidden, eps=spec.eps, renews=spec.post_norm)
         self.mlp = GatedMlp(spec) if spec.gated else Mlp(spec)
+        for linear in self.linears:
+            linear.holds_fp8 = True
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """The products: of queries, keys and values, behind attention, into the MLP, and out of it."""
+        mlp = self.mlp
+        first = mlp.gate_up_proj if isinstance(mlp, GatedMlp) else mlp.up_proj
+        return self.self_attn.qkv_proj, self.self_attn.o_proj, first, mlp.down_proj
+
+    def run_in_fp8(self, form: Form) -> None:
+        """Run in ``form``, whose weights in FP8 get their inputs from what is before them."""
+        use(self, form)
+        heads, _, first, last = self.linears
+        self.input_layernorm.feeds = heads.fp8
+        self.post_attention_layernorm.feeds = first.fp8
+        first.feeds = last.fp8
 
     def forward(self, stream: Residual, sequences: Sequences, rotation: Rotation | None) -> None:
         self.self_attn(self.input_layernorm(stream), stream, sequences, rotation)
@@ -201,6 +247,7 @@ class Stack(nn.ModuleList):
 
     def __init__(self, spec: LayerSpec, layers: int) -> None:
         super().__init__(Layer(spec) for _ in range(layers))
+        self.form: Form = PLAIN
         self.offsets: torch.Tensor | None  # float32 [layers, hidden]
         self.register_buffer("offsets", None, persistent=False)
 
@@ -234,9 +281,13 @@ class Stack(nn.ModuleList):
         out, and their running sums are added by the norms, which read the stream anyway. Behind a norm that
         renews the stream they begin anew.
         """
+        self.form = form
         blocks = [*self.layers, *(block for block in (start, final) if block is not None)]
         for block in blocks:
             use(block, form)
+        for layer in self.layers:
+            if any(linear.fp8 is not None for linear in layer.linears):
+                layer.run_in_fp8(fp8(form, every=False))
         adding: list[Linear | None] = [None if start is None else start.projection]
         norms: list[Norm] = []
         for layer in self.layers:
@@ -264,7 +315,7 @@ class Stack(nn.ModuleList):
                 one.offset = offset
         self.offsets = torch.stack([offset for offset in sums[2::2] if offset is not None])
 
-    def quantise(self, form: Form, *, keep: int) -> None:
-        """Run in ``form`` but for ``keep`` layers at each end."""
+    def quantise(self, *, keep: int) -> None:
+        """Have every product in FP8, but for those of ``keep`` layers at each end that are not yet."""
         for layer in self.layers[keep : len(self) - keep]:
-            use(layer, form)
+            layer.run_in_fp8(fp8(self.form, every=True))

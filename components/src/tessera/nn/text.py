@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.layer import Stack, norm
 from tessera.nn.outputs import CHUNKS, STATES, HeadRows, OutputHead
@@ -109,7 +109,7 @@ class TextTower(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the products in FP8, but for ``keep`` layers at each end."""
-        self.layers.quantise(fp8(), keep=keep)
+        self.layers.quantise(keep=keep)
 
     def forward(
         self,

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from tessera.nn.forms.choice import fp8
 from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function
 from tessera.nn.layer import Block, LayerNorm, Linear, Mlp, Stack, norm
 from tessera.nn.spec import LayerSpec
@@ -129,7 +128,7 @@ class VisionVectors(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the layers' products in FP8, but for ``keep`` layers at each end and what follows them."""
-        self.stack.quantise(fp8(), keep=keep)
+        self.stack.quantise(keep=keep)
 
 
 class AttentionPool(nn.Module):

@@ -75,6 +75,12 @@ class WorkerMetrics:
             "Inputs or images whose caller went away before the engine began them",
             "stage",
         )
+        self._precision = Gauge(
+            "tessera_precision",
+            "What a stage computes in",
+            ["stage", "dtype", "rounding"],
+            registry=registry,
+        )
         self._batchers: list[Batcher[Any, Any]] = []
         self._cache: EmbeddingCache | None = None
         self._slab: Callable[[], SlabStats] | None = None
@@ -97,6 +103,10 @@ class WorkerMetrics:
             "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
         )
         info.labels(role, model, __version__).set(1)
+
+    def set_precision(self, stage: str, dtype: str, rounding: str) -> None:
+        """Say what a stage computes in; ``rounding`` is what it rounds beyond the type, empty for nothing."""
+        self._precision.labels(stage, dtype, rounding).set(1)
 
     def events(
         self,

@@ -17,6 +17,7 @@ from tessera.engine.base import vision_of
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.no_text import NoText
 from tessera.engine.placement import Placement, place
+from tessera.engine.quantization import Stage, said
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import reserve_pinned
 from tessera.errors import ConfigError, EngineDead
@@ -93,8 +94,12 @@ class Builder:
                 )
             log.info("%s reads text alone: no vision stage, no cache of vision rows", model.family)
         share = sizes.share_of(settings)
-        settings = sizes.sized(self.settings, model, sizes.Room(share=share))
+        settings = sizes.sized(sizes.precise(self.settings, model), model, sizes.Room(share=share))
         log.info("%s", sizes.said(settings, self.settings, model, share))
+        for stage, engine in self._running(settings, model):
+            placement = place(engine)
+            log.info("precision: %s", said(model, stage, engine, placement))
+            self.metrics.set_precision(stage, placement.dtype, rounding(engine))
         log.info("memory:\n%s", sizes.account_of(settings, model).check())
         sized = replace(self, settings=settings)
         if settings.mode is Mode.ENCODE:
@@ -236,6 +241,15 @@ class Builder:
             host=host_id(),
             slabs=slabs,
         )
+
+    @staticmethod
+    def _running(settings: WorkerSettings, model: Model) -> list[tuple[Stage, EngineSettings]]:
+        found: list[tuple[Stage, EngineSettings]] = []
+        if settings.mode is not Mode.EMBED and model.vision is not None:
+            found.append(("vision", settings.stages.vision))
+        if settings.mode is not Mode.ENCODE:
+            found.append(("text", settings.stages.text))
+        return found
 
     def _rounding(self, spec: VisionSpec | None) -> str:
         stages, mode = self.settings.stages, self.settings.mode

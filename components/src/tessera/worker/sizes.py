@@ -17,6 +17,7 @@ import torch
 from tessera import machine
 from tessera.defaults import TEXT_BATCH, Share
 from tessera.engine.placement import Placement, place
+from tessera.engine.quantization import resolved, saved_bytes
 from tessera.engine.settings import EngineSettings
 from tessera.models.base import Model, VisionSpec
 from tessera.settings import GIB, MIB
@@ -58,6 +59,19 @@ def share_of(settings: WorkerSettings) -> Share:
         beside=settings.host_workers,
         on_card=all(place(stage).is_cuda for stage in run),
     )
+
+
+def precise(given: WorkerSettings, model: Model, place: Place = place) -> WorkerSettings:
+    """The settings with the products of the stages that run decided; raises ``CheckpointError``."""
+    stages = given.stages
+    if given.mode is not Mode.EMBED and model.vision is not None:
+        at = place(stages.vision)
+        vision = resolved(model, "vision", stages.vision, at)
+        stages = msgspec.structs.replace(stages, vision=vision)
+    if given.mode is not Mode.ENCODE:
+        text = resolved(model, "text", stages.text, place(stages.text))
+        stages = msgspec.structs.replace(stages, text=text)
+    return msgspec.structs.replace(given, stages=stages)
 
 
 def sized(given: WorkerSettings, model: Model, room: Room) -> WorkerSettings:
@@ -144,7 +158,8 @@ def account_of(settings: WorkerSettings, model: Model, place: Place = place) -> 
     if settings.mode is not Mode.EMBED and vision is not None:
         at = place(stages.vision)
         units = max(stages.vision.max_batch_cost, vision.max_units)
-        account.add("vision weights", at.device, model.vision_nbytes(at.dtype))
+        saved = saved_bytes(model, "vision", stages.vision, at)
+        account.add(_weights("vision", saved), at.device, model.vision_nbytes(at.dtype) - saved)
         batch = model.vision_activation_nbytes(at.dtype, units)
         account.add(f"vision batch of {units} units", at.device, _batches(at, batch))
         if settings.mode is Mode.ENCODE:
@@ -155,7 +170,8 @@ def account_of(settings: WorkerSettings, model: Model, place: Place = place) -> 
     if settings.mode is not Mode.ENCODE:
         at = place(stages.text)
         tokens = max(stages.text.max_batch_cost, model.max_tokens)
-        account.add("text weights", at.device, model.text_nbytes(at.dtype))
+        saved = saved_bytes(model, "text", stages.text, at)
+        account.add(_weights("text", saved), at.device, model.text_nbytes(at.dtype) - saved)
         batch = model.text_activation_nbytes(at.dtype, tokens)
         account.add(f"text batch of {tokens} tokens", at.device, _batches(at, batch))
     if caches(settings, vision):
@@ -164,6 +180,10 @@ def account_of(settings: WorkerSettings, model: Model, place: Place = place) -> 
         staging = reading(stages.transport, vision, at).staging_mb * MIB
         account.add("staging for NIXL", "cpu", staging)
     return account
+
+
+def _weights(stage: str, saved: int) -> str:
+    return f"{stage} weights, some in FP8" if saved else f"{stage} weights"
 
 
 def _batches(placement: Placement, nbytes: int) -> int:

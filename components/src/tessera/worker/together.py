@@ -25,7 +25,7 @@ with quick_imports():
     from tessera.process_exit import leave
     from tessera.worker.memory import MemoryAccount, Use
     from tessera.worker.settings import WorkerSettings, parse
-    from tessera.worker.sizes import OF_CARD, PARTS, Room, account_of, share_of, sized_at
+    from tessera.worker.sizes import OF_CARD, PARTS, Room, account_of, precise, share_of, sized_at
 
 _HOST: Final = None
 # A card has a little less for programs than its driver says.
@@ -155,8 +155,9 @@ def _worker(
     if asked.takes is not None:
         return _Worker(asked)
     try:
-        settings = parsed(asked)
-        model, own = opened(settings), room(settings)
+        given = parsed(asked)
+        model, own = opened(given), room(given)
+        settings = precise(given, model, own.place)
         sizes = [sized_at(settings, model, own, part) for part in PARTS]
         return _Worker(asked, [account_of(each, model, own.place) for each in sizes])
     except TesseraError as error:

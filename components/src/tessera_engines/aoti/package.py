@@ -101,7 +101,7 @@ def open_package(model: Model, settings: EngineSettings, placement: Placement, s
     """Open the engine at ``settings.path``; raises ``ConfigError`` without one, or for quantization."""
     if settings.path is None:
         raise ConfigError(f"engine 'aoti' needs path: the --out of tessera engine build --stage {stage}")
-    if settings.quantization != "none":
+    if settings.quantization not in ("auto", "none"):
         raise ConfigError(f"engine aoti has no quantization {settings.quantization}; engine torch has")
     return AotiPackage(model, settings.path, stage, placement)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from tessera.engine.base import vision_of
 from tessera.errors import ConfigError
-from tessera.imaging import Picture
 from tessera.models.base import Content, Int32Array, Model, Role, Truncate
+from tessera_engines.calibration import Calibration
 from tessera_engines.compiled.spec import BuildSpec, Stage
 from tessera_engines.networks.graph import Samples
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _RANDOM_TILES = 4
 _RANDOM_LENGTHS = (16, 64, 256)
 
@@ -24,14 +21,9 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
         return Samples(), ""
     if spec.calibration is None:
         return _random(model), "random tiles and tokens: name a directory of real ones before serving"
-    if not spec.calibration.is_dir():
-        raise ConfigError(f"calibration: {spec.calibration} is no directory")
-    tiles, tokens = [], []
-    for path in sorted(spec.calibration.iterdir()):
-        if path.suffix.lower() in _IMAGES:
-            tiles += list(model.preprocess(Picture(path.read_bytes(), param=str(path))).values)
-        elif path.suffix == ".txt":
-            tokens += [_tokens(model, line, path) for line in path.read_text().splitlines() if line.strip()]
+    source = Calibration.read(spec.calibration)
+    tiles = [tile for picture in source.pictures() for tile in model.preprocess(picture).values]
+    tokens = [_tokens(model, line, where) for where, line in source.lines.items()]
     if not tiles and spec.stage in (Stage.VISION, Stage.FUSED):
         raise ConfigError(f"{spec.calibration}: holds no image to calibrate the {spec.stage} stage with")
     if not tokens and spec.stage is not Stage.VISION:
@@ -42,12 +34,12 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
     )
 
 
-def _tokens(model: Model, line: str, path: Path) -> Int32Array:
+def _tokens(model: Model, line: str, where: str) -> Int32Array:
     prompt = model.prompt(
         Content(parts=(line,), role=Role.PASSAGE),
         max_tokens=model.max_tokens,
         truncate=Truncate.END,
-        param=str(path),
+        param=where,
     )
     return prompt.tokens
 

@@ -167,7 +167,7 @@ def open_engine(model: Model, settings: EngineSettings, placement: Placement, st
         capability=capability(placement.device),
         versions={manifest.flavour: str(trt.__version__)},
     )
-    if settings.quantization != "none" and manifest.dtype != "float8":
+    if settings.quantization not in ("auto", "none") and manifest.dtype != "float8":
         raise EngineMismatch(
             f"{directory}: the engine computes in {manifest.dtype}, but quantization in the engine config is"
             f" {settings.quantization}; that is decided by --dtype when the engine is built"

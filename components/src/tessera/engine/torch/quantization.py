@@ -1,21 +1,20 @@
-"""Turns the GEMMs of a loaded module to FP8, if its engine config asks for it."""
+"""Loads a module with the products that its engine config asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from tessera.checkpoint.loading import as_stored
 from tessera.engine.placement import Placement
+from tessera.engine.quantization import FP8, NONE, Stage, require, resolved
 from tessera.engine.settings import EngineSettings
-from tessera.errors import ConfigError
-from tessera.models.base import Feature, Model
+from tessera.models.base import Model
 
 M = TypeVar("M")
-
-# Ada, the first generation whose tensor cores multiply FP8.
-_LEAST_CAPABILITY = (8, 9)
 
 
 @runtime_checkable
@@ -25,23 +24,19 @@ class Quantisable(Protocol):
     def quantise(self, *, keep: int) -> None: ...
 
 
-def loaded(load: Callable[..., M], model: Model, settings: EngineSettings, placement: Placement) -> M:
-    """Return the module that ``load`` makes, quantised if the config says so.
+def loaded(
+    load: Callable[..., M], model: Model, stage: Stage, settings: EngineSettings, placement: Placement
+) -> M:
+    """Return the module that ``load`` makes, with products in FP8 if the config says so.
 
-    Raises ``ConfigError`` before anything is loaded if it asks for FP8 and family, device or dtype cannot.
+    Raises ``ConfigError`` before anything is loaded if it asks for what ``require`` refuses.
     """
-    if settings.quantization == "none":
-        return load(dtype=placement.dtype, device=placement.device)
-    if Feature.FP8 not in model.features:
-        raise ConfigError(f"quantization fp8: the modules of family {model.family} have no FP8 form")
-    if not placement.is_cuda or torch.cuda.get_device_capability(placement.device) < _LEAST_CAPABILITY:
-        raise ConfigError(
-            f"quantization fp8 needs a CUDA device of capability 8.9 or above, not {placement.device}"
-        )
-    if placement.dtype != "bfloat16":
-        raise ConfigError(f"quantization fp8 needs dtype bfloat16, not {placement.dtype}")
-    module = load(dtype=placement.dtype, device=placement.device)
-    assert isinstance(module, Quantisable)
-    with torch.inference_mode():
-        module.quantise(keep=settings.unquantized_blocks)
+    settings = resolved(model, stage, settings, placement)
+    require(model, stage, settings, placement)
+    with nullcontext() if settings.quantization == NONE else as_stored():
+        module = load(dtype=placement.dtype, device=placement.device)
+    if settings.quantization == FP8:
+        assert isinstance(module, Quantisable)
+        with torch.inference_mode():
+            module.quantise(keep=settings.unquantized_blocks)
     return module

@@ -69,7 +69,7 @@ class TorchTextEngine:
             self._cuda = self._on_cuda(self._module, placement, graph_tokens)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> TextModule:
-        return loaded(model.load_text, model, settings, placement)
+        return loaded(model.load_text, model, "text", settings, placement)
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         return CudaText(module, self._model, placement, graph_tokens=graph_tokens)

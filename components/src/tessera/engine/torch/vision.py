@@ -51,7 +51,7 @@ class TorchVisionEngine:
             self._cuda = CudaVision(self._module, model, self._spec, placement, graph_units=self._graph_units)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
-        return loaded(model.load_vision, model, settings, placement)
+        return loaded(model.load_vision, model, "vision", settings, placement)
 
     @property
     def cost(self) -> Cost:

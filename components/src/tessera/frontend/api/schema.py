@@ -168,6 +168,11 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "description": "Whether the chunks of a document may have a vector each of one pass over the whole.",
     },
     "images": {"type": "boolean", "description": "Whether the model takes images."},
+    "precision": {
+        **list_of(object_of(role=TEXT, dtype=TEXT, rounding=TEXT)),
+        "description": "What the workers that are there compute in, one entry for each kind of them: the "
+        "type, and what is rounded beyond it, of the vision stage and of the text stage.",
+    },
     "task": {**TEXT, "description": "What it does, as `/pooling` calls that."},
     "pooling": {
         **nullable(list_of(TEXT)),

@@ -109,7 +109,13 @@ async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, 
     except TesseraError:
         # A worker of an earlier version, or one that is too busy: it is listed without numbers.
         pass
-    return {"instance": f"{instance:x}", "role": info.role, "dtype": info.dtype, "state": state}
+    return {
+        "instance": f"{instance:x}",
+        "role": info.role,
+        "dtype": info.dtype,
+        "rounding": info.rounding,
+        "state": state,
+    }
 
 
 _COUNTS: Final[Schema] = {"type": "object", "additionalProperties": WHOLE}
@@ -125,7 +131,7 @@ _STATE: Final[Schema] = {
 }
 _WORKERS: Final[Schema] = {
     "type": "array",
-    "items": object_of(instance=TEXT, role=TEXT, dtype=TEXT, state=_STATE),
+    "items": object_of(instance=TEXT, role=TEXT, dtype=TEXT, rounding=TEXT, state=_STATE),
 }
 _MODEL: Final[dict[str, Schema]] = {
     "model": TEXT,

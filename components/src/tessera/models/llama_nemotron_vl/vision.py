@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig
-from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import Form
 from tessera.nn.vision import Merger, TileEncoder, pixel_shuffle
 
@@ -39,7 +39,7 @@ class VisionTower(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the encoder's products in FP8, but for ``keep`` layers at each end and the projector."""
-        self.vision.layers.quantise(fp8(), keep=keep)
+        self.vision.layers.quantise(keep=keep)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

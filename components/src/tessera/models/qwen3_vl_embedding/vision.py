@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
-from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import PLAIN, Residual
 from tessera.nn.layer import Stack, use
 from tessera.nn.rotary import Rotary
@@ -66,7 +66,7 @@ class VisionTower(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the blocks' products in FP8, but for ``keep`` blocks at each end and the mergers."""
-        self.layers.quantise(fp8(), keep=keep)
+        self.layers.quantise(keep=keep)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

@@ -30,11 +30,18 @@ def form_for(device: torch.device, dtype: torch.dtype) -> Form:
     return FUSED
 
 
-def fp8() -> Form:
-    """Products in FP8, the rest fused; for layers that were prepared for the fused form."""
-    from tessera.nn.forms.fp8 import FP8
+def fp8(beside: Form, *, every: bool) -> Form:
+    """Products in FP8 for layers that were prepared for the form ``beside``, by kernels where that has them.
 
-    return FP8
+    ``every`` takes all of their weights, not only those that are in FP8 already.
+    """
+    if beside is PLAIN:
+        from tessera.nn.forms.rounded import Rounded
+
+        return Rounded(every=every)
+    from tessera.nn.forms.fp8 import Fp8
+
+    return Fp8(every=every)
 
 
 def exported(device: torch.device, dtype: torch.dtype, *, max_sequences: int) -> Form:

@@ -1,7 +1,8 @@
 """Products in FP8 (e4m3) on CUDA; norms, attention and the residual stay in half precision.
 
-Each row of a product's input has a scale, and each column of the weight. What a product adds to the residual
-is left pending for the next norm, which reads the residual anyway.
+Each row of a product's input has a scale, or all have the one that was stored, and so has each column of the
+weight. What a product adds to the residual is left pending for the next norm, which reads that anyway. A
+layer may have weights in half precision among those in FP8.
 """
 
 from __future__ import annotations
@@ -9,89 +10,85 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import GELU_TANH, Residual, Rows, activation_function
-from tessera.nn.kernels import fp8
+from tessera.nn.fp8 import Fp8Weight
+from tessera.nn.kernels import fp8, gate
 from tessera.nn.layer import LayerNorm, Linear, RmsNorm
 
 if TYPE_CHECKING:
     from tessera.nn.layer import Block
 
 
-class Fp8Weight:
-    """A weight ``[columns, inner]`` in FP8; a quarter of float32, and twice bfloat16's rate on Hopper."""
-
-    __slots__ = ("_scales", "_values")
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        values, scales = fp8.quantise(weight.contiguous())
-        self._values = values.t()
-        self._scales = scales.t().contiguous()
-
-    @classmethod
-    def taken_from(cls, module: Linear) -> Fp8Weight:
-        """The module's weight, which the module itself no longer holds."""
-        quantised = cls(module.weight)
-        module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
-        return quantised
-
-    def product(self, rows: fp8.Quantised, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """bfloat16 ``[total, columns]``; ``bias`` is bfloat16."""
-        values, scales = rows
-        return torch._scaled_mm(
-            values,
-            self._values,
-            scale_a=scales,
-            scale_b=self._scales,
-            bias=bias,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
-
-
 class Fp8(Fused):
+    """``every`` takes the weights that are in half precision, too; without it they stay as they are."""
+
+    def __init__(self, *, every: bool) -> None:
+        self._every = every
+
     def prepare(self, block: Block) -> None:
-        if isinstance(block, Linear):
-            block.fp8 = Fp8Weight.taken_from(block)
+        if isinstance(block, Linear) and block.fp8 is None and self._every:
+            block.hold(Fp8Weight.of(block.weight))
 
     def rms_norm(self, stream: Residual, norm_of: RmsNorm) -> Rows:
+        if norm_of.feeds is None:
+            return super().rms_norm(stream, norm_of)
         pending, stream.pending = stream.pending, None
-        return fp8.add_rms_norm(stream.rows, pending, norm_of.weight, norm_of.eps)
+        return fp8.add_rms_norm(stream.rows, pending, norm_of.weight, norm_of.eps, norm_of.feeds.input_scale)
 
     def layer_norm(self, stream: Residual, norm_of: LayerNorm) -> Rows:
-        if norm_of.renews:  # the stream needs its rows in half precision; the product quantises its own
+        # A stream that is renewed needs its rows in half precision; the product quantises its own.
+        if norm_of.feeds is None or norm_of.renews:
             return super().layer_norm(stream, norm_of)
         pending, stream.pending = stream.pending, None
         assert norm_of.offset is not None, "the norm has not been prepared"
-        weight, bias = norm_of.weight, norm_of.bias
-        return fp8.add_layer_norm(stream.rows, pending, norm_of.offset, weight, bias, norm_of.eps)
-
-    def product(self, linear: Linear, rows_in: Rows) -> torch.Tensor:
-        return _product(linear, rows_in, linear.bias)
-
-    def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
-        wide = _product(linear, rows_in, linear.bias)
-        return (
-            fp8.gelu_tanh(wide)
-            if activation in GELU_TANH
-            else fp8.quantise(activation_function(activation)(wide))
+        return fp8.add_layer_norm(
+            stream.rows,
+            pending,
+            norm_of.offset,
+            norm_of.weight,
+            norm_of.bias,
+            norm_of.eps,
+            norm_of.feeds.input_scale,
         )
 
+    def product(self, linear: Linear, rows_in: Rows) -> torch.Tensor:
+        return self._product(linear, rows_in, linear.bias)
+
+    def _product(self, linear: Linear, rows_in: Rows, bias: torch.Tensor | None) -> torch.Tensor:
+        weight = linear.fp8
+        if weight is None:
+            return super().product(linear, rows_in)
+        if not isinstance(rows_in, tuple):
+            rows_in = fp8.quantise(rows_in, weight.input_scale)
+        return weight.product(*rows_in, bias)
+
+    def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
+        if linear.fp8 is None and linear.feeds is None:
+            return super().activated(linear, rows_in, activation)
+        wide = self.product(linear, rows_in)
+        if linear.feeds is None:
+            return activation_function(activation)(wide)
+        scale = linear.feeds.input_scale
+        if activation in GELU_TANH:
+            return fp8.gelu_tanh(wide, scale)
+        return fp8.quantise(activation_function(activation)(wide), scale)
+
     def gated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
-        both = _product(linear, rows_in, linear.bias)
-        return fp8.silu_gate(both) if activation == "silu" else fp8.quantise(gate_by(activation, both))
+        if linear.fp8 is None and linear.feeds is None:
+            return super().gated(linear, rows_in, activation)
+        both = self.product(linear, rows_in)
+        if linear.feeds is None:
+            return gate.silu_gate(both) if activation == "silu" else gate_by(activation, both)
+        scale = linear.feeds.input_scale
+        if activation == "silu":
+            return fp8.silu_gate(both, scale)
+        return fp8.quantise(gate_by(activation, both), scale)
 
     def add_product(self, stream: Residual, linear: Linear, rows_in: Rows) -> None:
         stream.settled()
-        stream.pending = _product(linear, rows_in, None if linear.deferred else linear.bias)
-
-
-FP8 = Fp8()
-
-
-def _product(linear: Linear, rows_in: Rows, bias: torch.Tensor | None) -> torch.Tensor:
-    assert linear.fp8 is not None, "the weight has not been taken"
-    quantised = rows_in if isinstance(rows_in, tuple) else fp8.quantise(rows_in)
-    return linear.fp8.product(quantised, bias)
+        if linear.fp8 is None:
+            super().add_product(stream, linear, rows_in)
+        else:
+            stream.pending = self._product(linear, rows_in, None if linear.deferred else linear.bias)

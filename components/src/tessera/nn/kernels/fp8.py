@@ -1,4 +1,4 @@
-"""Triton kernels that end in FP8: e4m3 with one scale for each row, made while the row is at hand."""
+"""Triton kernels that end in FP8: e4m3 with a scale for each row, made while the row is at hand, or given."""
 
 # Triton is not installed beside the CPU builds of torch, and its kernels are not ordinary Python.
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -14,11 +14,16 @@ _MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def _store_row(x, inside, at, row, out, scales, WIDTH: tl.constexpr):
-    largest = tl.max(tl.abs(tl.where(inside, x, 0.0)), 0)
-    scale = tl.maximum(largest, 1e-12) / _MAX
+def _store_row(x, inside, at, row, out, scales, given, GIVEN: tl.constexpr, WIDTH: tl.constexpr):
+    if GIVEN:
+        scale = tl.load(given)
+    else:
+        largest = tl.max(tl.abs(tl.where(inside, x, 0.0)), 0)
+        scale = tl.maximum(largest, 1e-12) / _MAX
     tl.store(scales + row, scale)
-    tl.store(out + row * WIDTH + at, (x / scale).to(tl.float8e4nv), mask=inside)
+    # What calibration has not seen lies beyond the type's numbers.
+    scaled = tl.minimum(tl.maximum(x / scale, -_MAX), _MAX)
+    tl.store(out + row * WIDTH + at, scaled.to(tl.float8e4nv), mask=inside)
 
 
 @triton.jit
@@ -34,7 +39,17 @@ def _load_sum(rows, added, inside, at, ADD: tl.constexpr):
 
 @triton.jit
 def _add_rms_norm(
-    rows, added, weight, out, scales, eps, ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    rows,
+    added,
+    weight,
+    out,
+    scales,
+    given,
+    eps,
+    ADD: tl.constexpr,
+    GIVEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -42,7 +57,7 @@ def _add_rms_norm(
     x = _load_sum(rows, added, inside, row * WIDTH + at, ADD)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    _store_row(x * scale * w, inside, at, row, out, scales, WIDTH)
+    _store_row(x * scale * w, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
 @triton.jit
@@ -54,8 +69,10 @@ def _add_layer_norm(
     bias,
     out,
     scales,
+    given,
     eps,
     ADD: tl.constexpr,
+    GIVEN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,37 +86,37 @@ def _add_layer_norm(
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    _store_row(centred * scale * w + b, inside, at, row, out, scales, WIDTH)
+    _store_row(centred * scale * w + b, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
 @triton.jit
-def _silu_gate(both, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_gate(both, out, scales, given, GIVEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     gate = tl.load(both + row * 2 * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * WIDTH + WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    _store_row(gate * tl.sigmoid(gate) * up, inside, at, row, out, scales, WIDTH)
+    _store_row(gate * tl.sigmoid(gate) * up, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
 @triton.jit
-def _gelu_tanh(rows, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gelu_tanh(rows, out, scales, given, GIVEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     x = tl.load(rows + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
     # x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
     x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    _store_row(x, inside, at, row, out, scales, WIDTH)
+    _store_row(x, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
 @triton.jit
-def _quantise(rows, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _quantise(rows, out, scales, given, GIVEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     x = tl.load(rows + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    _store_row(x, inside, at, row, out, scales, WIDTH)
+    _store_row(x, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -111,6 +128,7 @@ def _launch(
     width: int,
     rows: torch.Tensor,
     *others: torch.Tensor,
+    scale: torch.Tensor | None,
     warps: int,
     **scalars: float,
 ) -> Quantised:
@@ -119,16 +137,36 @@ def _launch(
     out = torch.empty(total, width, dtype=torch.float8_e4m3fn, device=rows.device)
     scales = torch.empty(total, 1, dtype=torch.float32, device=rows.device)
     block = triton.next_power_of_2(width)
-    kernel[(total,)](rows, *others, out, scales, **scalars, WIDTH=width, BLOCK=block, num_warps=warps)
+    given = scales if scale is None else scale
+    kernel[(total,)](
+        rows,
+        *others,
+        out,
+        scales,
+        given,
+        **scalars,
+        GIVEN=scale is not None,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=warps,
+    )
     return out, scales
 
 
 def add_rms_norm(
-    rows: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    rows: torch.Tensor,
+    added: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None = None,
 ) -> Quantised:
-    """``rows += added``, in place, and the norm of that; contiguous ``[total, width]``."""
+    """``rows += added``, in place, and the norm of that; contiguous ``[total, width]``.
+
+    Here and below, ``scale`` float32 ``[]`` is that of all rows; without it each has its own.
+    """
     other, add = (rows, False) if added is None else (added, True)
-    return _launch(_add_rms_norm, rows.shape[1], rows, other, weight, eps=eps, ADD=add, warps=4)
+    width = rows.shape[1]
+    return _launch(_add_rms_norm, width, rows, other, weight, scale=scale, eps=eps, ADD=add, warps=4)
 
 
 def add_layer_norm(
@@ -138,23 +176,24 @@ def add_layer_norm(
     weight: torch.Tensor,
     bias: torch.Tensor,
     eps: float,
+    scale: torch.Tensor | None = None,
 ) -> Quantised:
     """``rows += added``, in place, and the norm of that ``+ offset``; offset float32 ``[width]``."""
     other, add = (rows, False) if added is None else (added, True)
-    width = rows.shape[1]
-    return _launch(_add_layer_norm, width, rows, other, offset, weight, bias, eps=eps, ADD=add, warps=4)
+    given = (rows, other, offset, weight, bias)
+    return _launch(_add_layer_norm, rows.shape[1], *given, scale=scale, eps=eps, ADD=add, warps=4)
 
 
-def silu_gate(both: torch.Tensor) -> Quantised:
+def silu_gate(both: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
     """Gate and up side by side, contiguous ``[total, 2 * width]``, to ``silu(gate) * up``."""
-    return _launch(_silu_gate, both.shape[1] // 2, both, warps=8)
+    return _launch(_silu_gate, both.shape[1] // 2, both, scale=scale, warps=8)
 
 
-def gelu_tanh(rows: torch.Tensor) -> Quantised:
+def gelu_tanh(rows: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
     """GELU in its tanh form of contiguous ``[total, width]``."""
-    return _launch(_gelu_tanh, rows.shape[1], rows, warps=8)
+    return _launch(_gelu_tanh, rows.shape[1], rows, scale=scale, warps=8)
 
 
-def quantise(rows: torch.Tensor) -> Quantised:
+def quantise(rows: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
     """Contiguous ``[total, width]`` as it is."""
-    return _launch(_quantise, rows.shape[1], rows, warps=4)
+    return _launch(_quantise, rows.shape[1], rows, scale=scale, warps=4)

@@ -1,0 +1,1 @@
+"""Checkpoints in FP8 with static scales: ``inputs`` calibrate a ``tower``, and ``checkpoint`` writes it."""

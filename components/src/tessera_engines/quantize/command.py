@@ -1,0 +1,85 @@
+"""``tessera engine quantize``: from a checkpoint and real inputs to a checkpoint in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import tessera
+from tessera.atomic_directory import atomic_directory
+from tessera.errors import ConfigError
+from tessera.models.base import Feature, Model
+from tessera_engines.calibration import Calibration
+from tessera_engines.quantize.checkpoint import parts_of, write
+from tessera_engines.quantize.inputs import Inputs
+from tessera_engines.quantize.tower import QuantizedTower, quantized, stack_of
+
+Stages = Literal["text", "vision", "all"]
+_FLOAT: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is quantized with which inputs; ``most_loss`` is of each stage, as ``tower.loss_of`` has it."""
+
+    source: Calibration
+    out: Path
+    stages: Stages
+    most_inputs: int
+    most_loss: float
+
+
+def quantize(model: Model, request: Request, progress: Callable[[str], None]) -> dict[str, QuantizedTower]:
+    """Write the checkpoint, and return what was found by stage.
+
+    Raises ``ConfigError`` for a family without products in FP8, a stage that it lacks or that the source has
+    no inputs for, and a directory that exists; ``CheckpointError`` for weights that cannot be read.
+    """
+    if Feature.FP8 not in model.features:
+        raise ConfigError(f"the modules of family {model.family} have no FP8 form")
+    if request.stages == "vision" and model.vision is None:
+        raise ConfigError(f"{model.family} reads text alone: it has no vision stage")
+    with atomic_directory(request.out) as folder:
+        inputs = Inputs.of(model, request.source, request.most_inputs)
+        found: dict[str, QuantizedTower] = {}
+        rows: list[torch.Tensor] = []
+        if model.vision is not None and (request.stages != "text" or inputs.images):
+            progress("loading the vision stage")
+            vision = model.load_vision(**_FLOAT)
+            if request.stages != "text":
+                if not inputs.images:
+                    raise ConfigError("calibration: the source holds no image for the vision stage")
+                found["vision"] = quantized(
+                    _stack(vision),
+                    lambda: torch.cat(inputs.vision_rows(vision)),
+                    most_loss=request.most_loss,
+                    progress=progress,
+                )
+            rows = inputs.vision_rows(vision)
+        if request.stages != "vision":
+            progress("loading the text stage")
+            text = model.load_text(**_FLOAT)
+            batches = inputs.with_images(rows)
+            if not batches:
+                raise ConfigError("calibration: the source holds no line of text for the text stage")
+            found["text"] = quantized(
+                _stack(text),
+                lambda: inputs.outputs(text, batches),
+                most_loss=request.most_loss,
+                progress=progress,
+            )
+        progress("writing the checkpoint")
+        weights = {one: weight for tower in found.values() for one, weight in tower.weights.items()}
+        if not weights:
+            raise ConfigError(f"every layer costs more than {request.most_loss}: nothing is left to quantize")
+        write(model.path, folder, parts_of(weights), {"name": "tessera", "version": tessera.__version__})
+    return found
+
+
+def _stack(module: object) -> Any:
+    assert isinstance(module, torch.nn.Module)
+    return stack_of(module)
