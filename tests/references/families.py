@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
+from tests.references.ministral3 import Ministral3Reference
 from tests.references.qwen3 import (
     ColQwen3Reference,
     Qwen3Reference,
@@ -44,6 +45,7 @@ def reference_of(path: Path) -> Reference:
         "LlamaBidirectionalModel": LlamaReference,
         "LlamaNemotronColEmbedVLModel": ColEmbedReference,
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
+        "Ministral3Model": Ministral3Reference,
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
