@@ -25,6 +25,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "llama_nemotron_vl",
         "llama_nemotron_colembed_vl",
         "nemotron_3_embed",
+        "nemotron_colembed_vl",
         "qwen3_embedding",
         "qwen3_rerank",
         "qwen3_vl_embedding",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.references.colembed import NemotronColEmbedReference
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
@@ -51,6 +52,7 @@ def reference_of(path: Path) -> Reference:
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
         "Qwen3VLForSequenceClassification": Qwen3VLRerankReference,
+        "Qwen3VLNemotronEmbedModel": NemotronColEmbedReference,
         "Siglip2Model": Siglip2Reference,
         "SiglipModel": SiglipReference,
         "XLMRobertaForSequenceClassification": CrossReference,

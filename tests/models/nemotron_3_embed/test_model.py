@@ -21,7 +21,7 @@ from tessera.image_plan import ImagePlan
 from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.ministral3.config import read_text, with_defaults
-from tessera.models.ministral3.marks import marks_of
+from tessera.models.marks import marks_of
 from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint

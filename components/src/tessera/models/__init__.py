@@ -51,6 +51,7 @@ _BUILT_IN = (
     "llama_nemotron_vl",
     "llama_nemotron_colembed_vl",
     "nemotron_3_embed",
+    "nemotron_colembed_vl",
     "qwen3_embedding",
     "qwen3_rerank",
     "qwen3_vl_embedding",

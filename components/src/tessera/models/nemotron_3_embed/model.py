@@ -18,7 +18,7 @@ from tessera.models.decoder import max_positions
 from tessera.models.llama.config import POOLINGS, read_dimensions
 from tessera.models.llama.prompt import read_prefixes
 from tessera.models.ministral3.config import read_text, with_defaults
-from tessera.models.ministral3.marks import marks_of
+from tessera.models.marks import marks_of
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.tower import TowerModel
