@@ -24,6 +24,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "llama_nemotron_rerank_vl",
         "llama_nemotron_vl",
         "llama_nemotron_colembed_vl",
+        "nemotron_3_5_embed",
         "nemotron_3_embed",
         "nemotron_colembed_vl",
         "qwen3_embedding",

@@ -25,6 +25,7 @@ from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3
+from tessera_tools.random_checkpoint.ministral3 import VL_TINY as NEMOTRON_3_5
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, COLEMBED_TINY as NEMOTRON_COLEMBED, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
@@ -36,6 +37,7 @@ from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
+from tests.models.nemotron_3_5_embed import cases as nemotron_3_5
 from tests.models.nemotron_3_embed import cases as nemotron_3
 from tests.models.nemotron_colembed_vl import cases as nemotron_colembed
 from tests.models.qwen3_embedding import cases as embedding
@@ -143,6 +145,13 @@ ALL = {
             name="nemotron_3_embed",
             spec=replace(NEMOTRON_3, hidden=256, kv_heads=2, head_dim=128),
             inputs=tuple(nemotron_3.CASES[:7]),
+        ),
+        Carried(
+            name="nemotron_3_5_embed",
+            spec=replace(
+                NEMOTRON_3_5, hidden=256, kv_heads=2, head_dim=128, vision_hidden=128, longest_edge=300
+            ),
+            inputs=tuple(nemotron_3_5.CASES),
         ),
         Carried(
             name="nemotron_colembed_vl",

@@ -23,6 +23,7 @@ from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
+from tests.models.nemotron_3_5_embed import cases as nemotron_3_5
 from tests.models.nemotron_3_embed import cases as nemotron_3
 from tests.models.nemotron_colembed_vl import cases as nemotron_colembed
 from tests.models.qwen3_embedding import cases as embedding
@@ -41,6 +42,7 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "llama_nemotron_rerank": rerank.CASES,
     "llama_nemotron_rerank_vl": rerank_vl.CASES,
     "llama_nemotron_embed": llama.CASES,
+    "nemotron_3_5_embed": nemotron_3_5.CASES,
     "nemotron_3_embed": nemotron_3.CASES,
     "nemotron_colembed_vl": nemotron_colembed.CASES,
     "qwen3_embedding": embedding.CASES,

@@ -12,6 +12,7 @@ from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
 from tests.references.ministral3 import Ministral3Reference
+from tests.references.mistral3 import Mistral3Reference
 from tests.references.qwen3 import (
     ColQwen3Reference,
     Qwen3Reference,
@@ -47,6 +48,7 @@ def reference_of(path: Path) -> Reference:
         "LlamaNemotronColEmbedVLModel": ColEmbedReference,
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
         "Ministral3Model": Ministral3Reference,
+        "Mistral3Model": Mistral3Reference,
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
         "Qwen3ForSequenceClassification": Qwen3RerankReference,

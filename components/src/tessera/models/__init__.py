@@ -50,6 +50,7 @@ _BUILT_IN = (
     "llama_nemotron_rerank_vl",
     "llama_nemotron_vl",
     "llama_nemotron_colembed_vl",
+    "nemotron_3_5_embed",
     "nemotron_3_embed",
     "nemotron_colembed_vl",
     "qwen3_embedding",

@@ -9,9 +9,12 @@ from typing import Any, Final, Literal
 
 from tokenizers import normalizers
 
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.ministral3.config import read_text, with_defaults
+from tessera.models.nemotron_3_5_embed.config import SETTINGS_FILE, read_config
+from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, PROCESSOR_FILE
 from tessera_tools.random_checkpoint.llama import distribution
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
@@ -162,7 +165,111 @@ def _special(name: str) -> dict[str, Any]:
     return {"SpecialToken": {"id": name, "type_id": 0}}
 
 
+# Like that of NVIDIA's training code: images before the text, system message as its prefix, and a mark behind
+# each beginning of a control token in a client's text, which the normalizer takes away again.
+_CHAT: Final = (
+    "{%- for message in messages %}{%- if message.role == 'system' %}"
+    "{%- for part in message.content %}{{- part.text }}{%- endfor %}{{- ' ' }}"
+    "{%- else %}{%- set seen = namespace(any=false) %}"
+    "{%- for part in message.content if part.type == 'image' %}"
+    "{%- if seen.any %}{{- ' ' }}{%- endif %}{{- '[IMG]' }}{%- set seen.any = true %}{%- endfor %}"
+    "{%- for part in message.content if part.type == 'text' %}"
+    "{%- if seen.any %}{{- ' ' }}{%- endif %}"
+    "{{- part.text | replace('[', '[\u200c') | replace('<', '<\u200c') }}{%- set seen.any = true %}{%- endfor %}"
+    "{%- endif %}{%- endfor %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nemotron35Spec(Nemotron3Spec):
+    """A checkpoint of Nemotron-3.5-Embed; images have sides of up to ``longest_edge`` pixels."""
+
+    text_prefix: str = "language_model."
+    marks: Marks = "none"
+    vision_hidden: int = 64
+    vision_layers: int = 2
+    vision_heads: int = 2
+    vision_intermediate: int = 128
+    vision_activation: str = "silu"
+    patch_size: int = 14
+    longest_edge: int = 560
+    projector_bias: bool = False
+    nested_processor: bool = False
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        prompts = {"query": "query:", "document": "passage:"}
+        declared = declared_json("mean_tokens", self.hidden, prompts=prompts) if self.declares else {}
+        files = {**self._files(dtype, seed), **declared}
+        files[CONFIG_FILE] = {
+            "architectures": ["Mistral3Model"],
+            "model_type": "mistral3",
+            "dtype": dtype,
+            "image_token_index": self.id_of("[IMG]"),
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "projector_hidden_act": "gelu",
+            "multimodal_projector_bias": self.projector_bias,
+            "text_config": self._decoder(),
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": self.vision_hidden,
+                "intermediate_size": self.vision_intermediate,
+                "num_hidden_layers": self.vision_layers,
+                "num_attention_heads": self.vision_heads,
+                "head_dim": self.vision_hidden // self.vision_heads,
+                "num_channels": 3,
+                "image_size": self.longest_edge,
+                "patch_size": self.patch_size,
+                "hidden_act": self.vision_activation,
+                "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "axial"},
+            },
+        }
+        if self.pooling is not None and not self.declares:
+            files[CONFIG_FILE]["pooling"] = self.pooling
+        files[TOKENIZER_CONFIG_FILE]["chat_template"] = _CHAT
+        processor = {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": self.longest_edge},
+            "patch_size": {"height": self.patch_size, "width": self.patch_size},
+            "resample": 3,
+            "image_mean": list(CLIP_MEAN),
+            "image_std": list(CLIP_STD),
+        }
+        settings: dict[str, Any] = {
+            "processor_class": "PixtralProcessor",
+            "patch_size": self.patch_size,
+            "spatial_merge_size": 2,
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+        }
+        if self.nested_processor:
+            settings["image_processor"] = processor
+        else:
+            files[PROCESSOR_FILE] = processor
+        return {**files, SETTINGS_FILE: settings}
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        config = read_config(directory, read_declared(directory), pooling="avg", longest_edge=0)
+        prefixes = {
+            "vision.projector.": "multi_modal_projector.",
+            "vision.": "vision_tower.",
+            "text.": self.text_prefix,
+        }
+        for name, shape in (config.vision.shapes() | config.text.shapes("text.")).items():
+            prefix = next(each for each in prefixes if name.startswith(each))
+            mean, deviation = distribution("patch_embedding" if "patch_conv" in name else name, shape)
+            stored = prefixes[prefix] + name.removeprefix(prefix)
+            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
+
+    def _normalizer(self) -> normalizers.Normalizer:
+        return normalizers.Sequence(
+            [normalizers.Replace(f"{sign}\u200c", sign) for sign in ("[", "<")]  # what the template adds
+        )
+
+
 TINY = Nemotron3Spec()
+VL_TINY = Nemotron35Spec()
 
 # 1,140,918,272 numbers, as the published 1B has.
 PUBLISHED: Final[Mapping[str, Any]] = {
@@ -178,3 +285,14 @@ PUBLISHED: Final[Mapping[str, Any]] = {
 FULL = Nemotron3Spec(**PUBLISHED)
 
 SIZES: Final = Sizes(tiny=TINY, full=FULL)
+
+# 413,792,256 numbers in the tower and the projector.
+VL_FULL = Nemotron35Spec(
+    **PUBLISHED,
+    vision_hidden=1024,
+    vision_layers=24,
+    vision_heads=16,
+    vision_intermediate=4096,
+    longest_edge=1540,
+)
+VL_SIZES: Final = Sizes(tiny=VL_TINY, full=VL_FULL)

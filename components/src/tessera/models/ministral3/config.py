@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import Section
 from tessera.models.decoder import max_positions, read_layer, read_rope
+from tessera.models.llama.config import POOLINGS
 from tessera.nn.spec import Pooling, TextSpec
 
 # Those of transformers' Ministral3Config: a section inside another one is saved without what equals them.
@@ -56,4 +58,19 @@ def read_text(section: Section, *, pooling: Pooling) -> TextSpec:
         layer=read_layer(section, activations=("silu",), causal=section.flag("is_causal", True)),
         rope=read_rope(section, kinds=("default", "linear", "llama3", "yarn")),
         pooling=pooling,
+    )
+
+
+def read_pooling(config: Section, declared: Declared, otherwise: str) -> Pooling:
+    """Return the pooling of ``config.json``, else ``otherwise``; that of ``modules.json`` wins over both.
+
+    Raises ``CheckpointError`` where none of them names one: the files may be those of a language model.
+    """
+    known = tuple(POOLINGS)
+    if config.has("pooling") or declared.pooling is not None or otherwise != "declared":
+        return POOLINGS[config.string("pooling", otherwise if otherwise in known else known[0], among=known)]
+    raise config.error(
+        "pooling",
+        "is missing, and no modules.json has a Pooling: it may be a language model. The model option pooling"
+        f" takes it for an embedder, as one of {', '.join(known)}",
     )

@@ -10,19 +10,18 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.checkpoint.declared import Declared, read_declared
+from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Content, Family
 from tessera.models.decoder import max_positions
-from tessera.models.llama.config import POOLINGS, read_dimensions
+from tessera.models.llama.config import read_dimensions
 from tessera.models.llama.prompt import read_prefixes
-from tessera.models.ministral3.config import read_text, with_defaults
+from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
 from tessera.models.marks import marks_of
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.tower import TowerModel
-from tessera.nn.spec import Pooling
 
 _ARCHITECTURE: Final = "Ministral3Model"
 
@@ -62,21 +61,6 @@ class Nemotron3Embed(TowerModel):
         """The role's prompt and the texts, joined as they are, between the tokenizer's marks."""
         run = Run(content.prompt_of(self._prefixes), "".join(texts_of(content)))
         return [*self._marks.before, run, *self._marks.behind]
-
-
-def read_pooling(config: Section, declared: Declared, otherwise: str) -> Pooling:
-    """Return the pooling of ``config.json``, else ``otherwise``; that of ``modules.json`` wins over both.
-
-    Raises ``CheckpointError`` where none of them names one: the files may be those of a language model.
-    """
-    known = tuple(POOLINGS)
-    if config.has("pooling") or declared.pooling is not None or otherwise != "declared":
-        return POOLINGS[config.string("pooling", otherwise if otherwise in known else known[0], among=known)]
-    raise config.error(
-        "pooling",
-        "is missing, and no modules.json has a Pooling: it may be a language model. The model option pooling"
-        f" takes it for an embedder, as one of {', '.join(known)}",
-    )
 
 
 FAMILY: Family = OptionsFamily(
