@@ -76,7 +76,9 @@ def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize(("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6]), (NEMOTRON_3, llama.CASES[:6])])
+@pytest.mark.parametrize(
+    ("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6]), (NEMOTRON_3, llama.CASES[:6])]
+)
 def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
     assert cosines(*compared(open_model(written(spec)), cases, layout)).min() >= 0.999999
 

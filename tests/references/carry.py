@@ -26,7 +26,8 @@ from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RER
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3
 from tessera_tools.random_checkpoint.ministral3 import VL_TINY as NEMOTRON_3_5
-from tessera_tools.random_checkpoint.qwen3 import COL_TINY, COLEMBED_TINY as NEMOTRON_COLEMBED, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COLEMBED_TINY as NEMOTRON_COLEMBED
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, Tower

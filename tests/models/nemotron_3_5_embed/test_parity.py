@@ -49,9 +49,7 @@ def reference_vectors(reference: Mistral3Reference) -> np.ndarray:
 
 
 def found_vectors(model: Nemotron35Embed, dtype: str) -> np.ndarray:
-    vision, text = (
-        load(dtype=dtype, device="cpu") for load in (model.load_vision, model.load_text)
-    )
+    vision, text = (load(dtype=dtype, device="cpu") for load in (model.load_vision, model.load_text))
     return vectors(model, text, batch_of(model, vision, CASES))
 
 
@@ -76,7 +74,9 @@ def test_tokens_and_pixels_are_the_processors(built: Built) -> None:
             _, high, wide = own.plan.grid
             blocks = own.values.reshape(high // 2, wide // 2, 2, 2, 3, patch, patch)
             whole = blocks.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, *size)
-            levels = (whole / 255 - _channel(model.config.processing.mean)) / _channel(model.config.processing.std)
+            levels = (whole / 255 - _channel(model.config.processing.mean)) / _channel(
+                model.config.processing.std
+            )
             expected = theirs["pixel_values"][place, :, : size[0], : size[1]].numpy()
             np.testing.assert_allclose(levels, expected, atol=1e-5)
 

@@ -20,8 +20,8 @@ from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Role, Truncate
-from tessera.models.ministral3.config import read_text, with_defaults
 from tessera.models.marks import marks_of
+from tessera.models.ministral3.config import read_text, with_defaults
 from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
@@ -102,7 +102,9 @@ def test_prompts(written: WriteCheckpoint, marks: Any, role: Role) -> None:
     assert (cut[-1] == model._tokenizer.id_of("</s>")) == (marks == "bos and eos")
 
 
-@pytest.mark.parametrize("flags", [{"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}])
+@pytest.mark.parametrize(
+    "flags", [{"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}]
+)
 def test_settings_of_marks_change_nothing(path: Path, tmp_path: Path, flags: dict[str, bool]) -> None:
     """As in transformers, which the reference asks."""
     copy = changed(path, tmp_path, "tokenizer_config.json", **flags)
@@ -124,7 +126,10 @@ def model_vocabulary(path: Path) -> int:
         (
             {
                 "type": "TemplateProcessing",
-                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "single": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
                 "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [4000], "tokens": ["<s>"]}},
             },
@@ -162,7 +167,10 @@ def test_what_is_refused(model: Nemotron3Embed, parts: Any, more: dict[str, Any]
         ({"sliding_window": 4096}, "sliding_window is set"),
         ({"hidden_act": "gelu"}, "hidden_act must be one of"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type must be one of"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings is missing"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "original_max_position_embeddings is missing",
+        ),
         (
             {
                 "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}
@@ -197,7 +205,12 @@ def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
 
 def test_weights_of_four_bits_are_multiplied_out(path: Path, tmp_path: Path) -> None:
     """ModelOpt's NVFP4 with embeddings and norms left as they are: vectors of the weights that it stands for."""
-    quantisation = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+    quantisation = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["lm_head"],
+    }
     packed, plain = changed(path, tmp_path, quantization_config=quantisation), tmp_path / "plain"
     stored = load_file(path / "model.safetensors")
     levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -132,9 +132,7 @@ def test_the_library_that_the_files_are_for_gives_the_same(path: Path, found: np
         "query": PREFIXES["query"],
         "document": PREFIXES["passage"],
     }
-    expected = [
-        theirs.encode("".join(map(str, each.parts)), prompt_name=names[each.role]) for each in CASES
-    ]
+    expected = [theirs.encode("".join(map(str, each.parts)), prompt_name=names[each.role]) for each in CASES]
     assert cosines(found, np.stack(expected)).min() >= BARS["float32"]
 
 

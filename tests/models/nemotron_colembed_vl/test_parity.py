@@ -110,7 +110,10 @@ def text_before_the_images(reference: NemotronColEmbedReference) -> None:
     ],
 )
 def test_a_mistake_fails_both_bars(
-    path: Path, mistake: Callable[[NemotronColEmbedReference], None], found: np.ndarray, record_property: Record
+    path: Path,
+    mistake: Callable[[NemotronColEmbedReference], None],
+    found: np.ndarray,
+    record_property: Record,
 ) -> None:
     reference = NemotronColEmbedReference(str(path))
     mistake(reference)
@@ -149,12 +152,16 @@ def test_an_image_has_the_tokens_that_are_left_for_it(path: Path, tmp_path: Path
 
 
 def test_prefixes_and_limits_are_those_of_the_files(path: Path, tmp_path: Path) -> None:
-    copy = changed(path, tmp_path, "processor_config.json", query_prefix="", passage_prefix="p:", p_max_length=600)
+    copy = changed(
+        path, tmp_path, "processor_config.json", query_prefix="", passage_prefix="p:", p_max_length=600
+    )
     model = open_model(copy)
     plain = NemotronColEmbedReference(str(path)).renderer
     for role, text in ((Role.QUERY, "Query: river"), (Role.PASSAGE, "p: river"), (Role.NONE, "river")):
         spelled = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        found = model.prompt(Content(parts=("river",), role=role), max_tokens=99, truncate=Truncate.NONE, param="x")
+        found = model.prompt(
+            Content(parts=("river",), role=role), max_tokens=99, truncate=Truncate.NONE, param="x"
+        )
         assert found.tokens.tolist() == plain(spelled).input_ids
     assert model.max_tokens == 600
     long = Content(parts=("river " * 900,), role=Role.PASSAGE)

@@ -207,7 +207,11 @@ class _Fetch:
         described = [name for name in files if _is_description(name)]
         large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
         if large or len(described) > _MOST_JSON_FILES:
-            what = f"{large[0]} of {size(files[large[0]].size)}" if large else f"{len(described)} JSON files and templates"
+            what = (
+                f"{large[0]} of {size(files[large[0]].size)}"
+                if large
+                else f"{len(described)} JSON files and templates"
+            )
             most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
             raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
         if all((folder / name).exists() for name in described):

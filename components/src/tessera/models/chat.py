@@ -35,7 +35,7 @@ _KEY: Final = "chat_template"
 _MOST_BYTES: Final = 1 << 20
 _SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 # Private characters, which no template changes, drops or splits.
-_TEXT: Final = "\ue000text\ue001"
+_TEXT: Final = "\ue000\ue001\ue002"
 _PROBE: Final = " [IMG] <s>a\n\n & 'b' \u200c"
 _SHAPES: Final = 256
 
@@ -183,7 +183,9 @@ class Chat:
                 f" {len(shape) - shape.count(None)} texts"
             )
         if texts and isinstance((items + [0])[items.index(_Slot.TEXT) + 1], str):
-            raise ValueError("it writes more behind the text without a control token between; this is not done")
+            raise ValueError(
+                "it writes more behind the text without a control token between; this is not done"
+            )
         if not self._begins_with_bos(rendered):
             items = [*self._marks.before, *items, *self._marks.behind]
         before, _, behind = rendered.partition(_TEXT)
@@ -212,7 +214,8 @@ class Chat:
 
     def _rendered(self, system: str, shape: _Shape, text: str) -> str:
         content = [
-            {"type": "image"} if prefix is None else {"type": "text", "text": prefix + text} for prefix in shape
+            {"type": "image"} if prefix is None else {"type": "text", "text": prefix + text}
+            for prefix in shape
         ]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if system:

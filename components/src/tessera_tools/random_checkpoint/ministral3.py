@@ -152,7 +152,11 @@ class Nemotron3Spec:
         behind = ["</s>"] if self.marks == "bos and eos" else []
         written["post_processor"] = {
             "type": "TemplateProcessing",
-            "single": [*map(_special, before), {"Sequence": {"id": "A", "type_id": 0}}, *map(_special, behind)],
+            "single": [
+                *map(_special, before),
+                {"Sequence": {"id": "A", "type_id": 0}},
+                *map(_special, behind),
+            ],
             "pair": [{"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B")],
             "special_tokens": {
                 name: {"id": name, "ids": [self.id_of(name)], "tokens": [name]} for name in (*before, *behind)

@@ -131,7 +131,9 @@ def read_config(directory: Path, declared: Declared, *, pooling: str, longest_ed
             edge=vision.patch_size * vision.merge, longest=longest_edge or _longest_edge(processor)
         ),
         marks=(image, end, last),
-        image_token=config.integer("image_token_index", config.integer("image_token_id", 10, at_least=0), at_least=0),
+        image_token=config.integer(
+            "image_token_index", config.integer("image_token_id", 10, at_least=0), at_least=0
+        ),
     )
 
 
@@ -155,7 +157,8 @@ def _vision(config: Section, text: TextSpec, *, norm_eps: float) -> VisionConfig
     hidden, heads = section.integer("hidden_size", 1024), section.integer("num_attention_heads", 16)
     if hidden % (4 * heads):
         raise section.error(
-            "hidden_size", f"must be a multiple of four times num_attention_heads {heads}, for rotary positions"
+            "hidden_size",
+            f"must be a multiple of four times num_attention_heads {heads}, for rotary positions",
         )
     layers = section.integer("num_hidden_layers", 24)
     feature = config.values.get("vision_feature_layer")

@@ -17,8 +17,8 @@ from tessera.models.base import Content, Family
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import read_dimensions
 from tessera.models.llama.prompt import read_prefixes
-from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
 from tessera.models.marks import marks_of
+from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.tower import TowerModel
@@ -66,7 +66,11 @@ class Nemotron3Embed(TowerModel):
 FAMILY: Family = OptionsFamily(
     name=Nemotron3Embed.family,
     model_types=("ministral3",),
-    hub_models=("nvidia/Nemotron-3-Embed-1B-BF16", "nvidia/Nemotron-3-Embed-8B-BF16", "nvidia/Nemotron-3-Embed-1B-NVFP4"),
+    hub_models=(
+        "nvidia/Nemotron-3-Embed-1B-BF16",
+        "nvidia/Nemotron-3-Embed-8B-BF16",
+        "nvidia/Nemotron-3-Embed-1B-NVFP4",
+    ),
     options=Options,
     opened=Nemotron3Embed,
     architectures=(_ARCHITECTURE,),
