@@ -1,4 +1,4 @@
-"""Families whose images keep their shape: aggregated, split by every way of hand-off, and when workers die."""
+"""Families whose images keep their shape: aggregated, split by every hand-off, and when workers die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that tell a right forward pass from a wrong one: roles, grids of several shapes, up to five images."""
+"""Inputs that tell a right forward pass from a wrong one: roles, grids of several shapes."""
 
 from __future__ import annotations
 

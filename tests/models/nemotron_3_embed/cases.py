@@ -1,4 +1,4 @@
-"""Inputs that tell a right forward pass from a wrong one: lengths on both sides of the original context, roles."""
+"""Inputs that tell a right forward pass from a wrong one: lengths around the original context, roles."""
 
 from __future__ import annotations
 

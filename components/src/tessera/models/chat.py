@@ -114,8 +114,8 @@ class Chat:
     """Makes segments of a user's turn behind an optional system message. Thread-safe.
 
     ``placeholder`` is the control token for which an image stands. With ``generation`` the prompt goes on
-    to the beginning of an answer. What the tokenizer's post-processor adds stands around all of it, unless the
-    template begins with BOS itself.
+    to the beginning of an answer. What the tokenizer's post-processor adds stands around all of it, unless
+    the template begins with BOS itself.
     """
 
     def __init__(self, path: Path, tokenizer: PlainTokenizer, *, placeholder: int, generation: bool) -> None:
@@ -182,7 +182,8 @@ class Chat:
                 f"it writes {images} placeholders and {texts} texts for {shape.count(None)} images and"
                 f" {len(shape) - shape.count(None)} texts"
             )
-        if texts and isinstance((items + [0])[items.index(_Slot.TEXT) + 1], str):
+        follows = items[items.index(_Slot.TEXT) + 1 :] if texts else []
+        if follows and isinstance(follows[0], str):
             raise ValueError(
                 "it writes more behind the text without a control token between; this is not done"
             )

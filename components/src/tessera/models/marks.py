@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
@@ -28,8 +28,8 @@ class Marks:
 def marks_of(tokenizer: PlainTokenizer) -> Marks:
     """Return what the post-processor adds, which alone decides on it, whatever ``add_bos_token`` says.
 
-    So it is in transformers. Raises ``CheckpointError`` for a post-processor that is none, and for a mark that
-    no embedding is for.
+    So it is in transformers. Raises ``CheckpointError`` for a post-processor that is none, and for a mark
+    that no embedding is for.
     """
     if tokenizer.post_processor is None:
         return Marks()
@@ -44,7 +44,7 @@ def marks_of(tokenizer: PlainTokenizer) -> Marks:
 
 
 def _tried(tokenizer: PlainTokenizer) -> Marks:
-    tried = {
+    tried: dict[str, Any] = {
         "version": "1.0",
         "model": {"type": "WordLevel", "vocab": {_WORD_TEXT: _WORD}, "unk_token": _WORD_TEXT},
         "added_tokens": [],

@@ -179,7 +179,8 @@ _CHAT: Final = (
     "{%- if seen.any %}{{- ' ' }}{%- endif %}{{- '[IMG]' }}{%- set seen.any = true %}{%- endfor %}"
     "{%- for part in message.content if part.type == 'text' %}"
     "{%- if seen.any %}{{- ' ' }}{%- endif %}"
-    "{{- part.text | replace('[', '[\u200c') | replace('<', '<\u200c') }}{%- set seen.any = true %}{%- endfor %}"
+    "{{- part.text | replace('[', '[\u200c') | replace('<', '<\u200c') }}"
+    "{%- set seen.any = true %}{%- endfor %}"
     "{%- endif %}{%- endfor %}"
 )
 

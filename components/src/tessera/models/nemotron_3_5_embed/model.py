@@ -95,7 +95,8 @@ class Nemotron35Embed(TowerModel):
         image, row_end, image_end = (tokenizer.id_of(mark) for mark in config.marks)
         if image != config.image_token:
             raise CheckpointError(
-                f"{tokenizer.path}: {config.marks[0]} has id {image}, but config.json says {config.image_token}"
+                f"{tokenizer.path}: {config.marks[0]} has id {image},"
+                f" but config.json says {config.image_token}"
             )
         self.placeholder = image
         self._marks = image, row_end, image_end
@@ -108,7 +109,7 @@ class Nemotron35Embed(TowerModel):
         check_prompts(self.declared, self._prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The turn of the images and the texts, which are joined as they are where the first of them stands."""
+        """The turn of the images and the texts, which are joined as they are in place of the first."""
         parts: list[str | ImagePlan] = []
         text = "".join(texts_of(content))
         for part in content.parts:

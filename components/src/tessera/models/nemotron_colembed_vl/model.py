@@ -1,6 +1,6 @@
 """A checkpoint of Nemotron ColEmbed VL 4B or 8B v2 as the rest of Tessera sees it; opening needs no torch.
 
-The body is Qwen3-VL's with attention both ways, and every state before the final norm, scaled to length 1, is a
+The body is Qwen3-VL's with attention both ways. Every state before the final norm, scaled to length 1, is a
 vector, those of the template included. Prompts are turns of the checkpoint's own chat template::
 
     query           Query: query: {text}
