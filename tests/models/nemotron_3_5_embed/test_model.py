@@ -90,7 +90,7 @@ def test_prompts(model: Nemotron35Embed) -> None:
     assert spelled(model, SMALL, role=Role.PASSAGE) == "passage: ###|###."
     assert spelled(model, "a ", SMALL, "b", SMALL, role=Role.PASSAGE) == "passage: ###|###. ###|###. a b"
     made = prompt(model, "a", SMALL)
-    assert made.image_tokens == 8 and len(model.vision_index(made.tokens)) == 6
+    assert made.image_tokens == len(model.vision_index(made.tokens)) == 6
 
 
 def test_what_a_client_writes_is_text(model: Nemotron35Embed) -> None:

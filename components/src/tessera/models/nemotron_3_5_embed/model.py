@@ -126,12 +126,13 @@ class Nemotron35Embed(TowerModel):
         return (with_marks(image, self.config.vision.merge),)
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        """Marks among an image's rows count as its tokens."""
+        """Marks stand among an image's placeholders; they count as tokens of the prompt, not of the image."""
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         if not content.images or any(isinstance(part, tuple) for part in content.parts):
             return made
         tokens = laid_out(made.tokens, content.images, self.config.vision.merge, self._marks)
-        return replace(made, tokens=tokens)
+        rows = sum(image.rows for image in content.images)
+        return replace(made, tokens=tokens, image_tokens=rows)
 
     @cached_property
     def vision(self) -> VisionSpec:
