@@ -18,9 +18,7 @@ LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
 def texts(model: Model) -> list[PackedInput]:
     random = np.random.default_rng(0)
-    return [
-        text_input(model, words(model, length, random)) for length in LENGTHS if length <= model.max_tokens
-    ]
+    return [text_input(model, words(model, length, random)) for length in LENGTHS if length <= model.max_tokens]
 
 
 def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Size) -> float:
