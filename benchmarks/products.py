@@ -11,7 +11,8 @@ import torch
 
 from tessera.models import Model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
+from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed
+from tessera.models.qwen3_vl_embedding.body import Qwen3VLBody
 from tessera.models.tower import TowerModel
 from tessera.models.two_towers.model import TwoTowers
 from tessera.nn.forms.choice import form_for
@@ -110,7 +111,7 @@ def text_tower(model: Model) -> Tower:
 
 
 def vision_tower(model: Model) -> Tower:
-    if isinstance(model, Qwen3VLEmbedding):
+    if isinstance(model, Qwen3VLBody):
         config = model.config.vision
         layer, join = config.layer, config.merge**2
         wide = layer.hidden * join
@@ -122,6 +123,12 @@ def vision_tower(model: Model) -> Tower:
             config.layers,
             others=(patch, *merger * (1 + len(config.deepstack))),
         )
+    if isinstance(model, Nemotron35Embed):
+        pixtral = model.config.vision
+        hidden, join, width = pixtral.layer.hidden, pixtral.merge**2, pixtral.width
+        patch = (pixtral.channels * pixtral.patch_size**2, hidden, 1)
+        projector = ((hidden * join, hidden, join), (hidden, width, join), (width, width, join))
+        return Tower.of(pixtral.layer, pixtral.layers, others=(patch, *projector))
     if isinstance(model, TwoTowers):
         towers = model.config
         return replace(

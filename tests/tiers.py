@@ -69,6 +69,7 @@ FIRST = (
     "slurm",
     "e2e/test_wide_rows.py",
     "e2e/test_two_towers.py",
+    "e2e/test_image_families.py",
     "tessera_engines/test_triton_repository.py",
     "e2e/faults/test_planes.py",
     "soak-nixl",

@@ -14,6 +14,7 @@ from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.ministral3 import VL_TINY as NEMOTRON_VL
 from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 
 
@@ -94,6 +95,20 @@ def test_products_count_every_weight_once(checkpoint: Path, qwen: Path) -> None:
         sum(p.flops for p in vision_tower(open_model(checkpoint)).products(tiles)) / tiles for tiles in (1, 3)
     ]
     assert per_tile[0] == per_tile[1]
+
+
+def test_products_of_pixtral_and_its_projector(tmp_path: Path) -> None:
+    """A patch meets each matrix of the layers once, a row each of the projector's."""
+    path = tmp_path / "model"
+    write_checkpoint(path, NEMOTRON_VL)
+    model = open_model(path)
+    tower = weights(path, ("vision_tower.",), besides=("patch_conv.weight",))
+    projector = weights(path, ("multi_modal_projector.",), besides=())
+    patch = model.config.vision.layer.hidden * prod(model.vision.unit_shape)
+    flops = sum(product.flops for product in vision_tower(model).products(8))
+    assert flops == 2 * (8 * (tower + patch) + 2 * projector)
+    stored = weights(path, ("language_model.",), besides=("embed_tokens.weight",))
+    assert sum(product.flops for product in text_tower(model).products(5)) == 2 * 5 * stored
 
 
 def test_every_row_of_another_family(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ def run(hub: LocalHub, cache: Path, *arguments: str, **environment: str) -> Said
 
 @pytest.mark.service
 def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) -> None:
+    hub.files["chat_template.jinja"] = b"{{ messages[0].content }}"
     # It hangs up once on the way; the library writes pieces of 10 MiB.
     hub.files["model.safetensors"] += bytes(16 << 20)
     hub.stop_after = 12 << 20
@@ -85,8 +86,9 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
     assert name == "model.safetensors" and began >= 10 << 20
     assert hub.told == [None, None]
     folder = Path(said.source["directory"])
-    assert {path.name for path in folder.iterdir()} == NEEDED == hub.sent.keys()
-    assert all((folder / name).read_bytes() == hub.files[name] for name in NEEDED)
+    needed = {*NEEDED, "chat_template.jinja"}
+    assert {path.name for path in folder.iterdir()} == needed == hub.sent.keys()
+    assert all((folder / name).read_bytes() == hub.files[name] for name in needed)
     assert f"serving {REPOSITORY} at commit {COMMIT} (main)" in said.log
     hub.forget()
     assert run(hub, tmp_path).source == said.source

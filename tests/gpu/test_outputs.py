@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 NAMES = (
     *("llama_nemotron_rerank", "llama_nemotron_rerank_vl", "llama_nemotron_colembed_vl", "colqwen3"),
-    *("qwen3_rerank", "qwen3_vl_rerank"),
+    *("qwen3_rerank", "qwen3_vl_rerank", "nemotron_3_embed", "nemotron_colembed_vl", "nemotron_3_5_embed"),
 )
 ENCODERS = ("bert", "xlm_roberta", "bert_rerank", "xlm_roberta_rerank")
 PROFILE = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384))

@@ -13,6 +13,9 @@ from tessera.models.colqwen3.model import Options as ColQwen3Options
 from tessera.models.encoder.model import ColbertOptions, PairOptions
 from tessera.models.encoder.model import Options as EncoderOptions
 from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
+from tessera.models.nemotron_3_5_embed.model import Options as Nemotron35Options
+from tessera.models.nemotron_3_embed.model import Options as Nemotron3Options
+from tessera.models.nemotron_colembed_vl.model import Options as NemotronColEmbedOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_rerank.model import Options as Qwen3RerankOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
@@ -43,6 +46,9 @@ def test_every_family_is_described() -> None:
         ("bert_rerank", PairOptions),
         ("colqwen3", ColQwen3Options),
         ("llama_nemotron_rerank", RerankOptions),
+        ("nemotron_3_5_embed", Nemotron35Options),
+        ("nemotron_3_embed", Nemotron3Options),
+        ("nemotron_colembed_vl", NemotronColEmbedOptions),
         ("qwen3_embedding", EmbeddingOptions),
         ("qwen3_rerank", Qwen3RerankOptions),
         ("qwen3_vl_embedding", VLOptions),

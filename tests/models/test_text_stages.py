@@ -23,6 +23,7 @@ from tessera_engines.tensorrt.network import networks_of
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.colqwen3 import cases as colqwen3
@@ -75,7 +76,9 @@ def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize(("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6])])
+@pytest.mark.parametrize(
+    ("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6]), (NEMOTRON_3, llama.CASES[:6])]
+)
 def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
     assert cosines(*compared(open_model(written(spec)), cases, layout)).min() >= 0.999999
 

@@ -24,7 +24,10 @@ from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3
+from tessera_tools.random_checkpoint.ministral3 import VL_TINY as NEMOTRON_3_5
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COLEMBED_TINY as NEMOTRON_COLEMBED
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, Tower
@@ -35,6 +38,9 @@ from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
+from tests.models.nemotron_3_5_embed import cases as nemotron_3_5
+from tests.models.nemotron_3_embed import cases as nemotron_3
+from tests.models.nemotron_colembed_vl import cases as nemotron_colembed
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
@@ -136,6 +142,23 @@ ALL = {
             name="colqwen3",
             spec=replace(COL_TINY, **_VL_SMALL, width=64),
             inputs=tuple(colqwen3.CASES),
+        ),
+        Carried(
+            name="nemotron_3_embed",
+            spec=replace(NEMOTRON_3, hidden=256, kv_heads=2, head_dim=128),
+            inputs=tuple(nemotron_3.CASES[:7]),
+        ),
+        Carried(
+            name="nemotron_3_5_embed",
+            spec=replace(
+                NEMOTRON_3_5, hidden=256, kv_heads=2, head_dim=128, vision_hidden=128, longest_edge=300
+            ),
+            inputs=tuple(nemotron_3_5.CASES),
+        ),
+        Carried(
+            name="nemotron_colembed_vl",
+            spec=replace(NEMOTRON_COLEMBED, **_VL_SMALL),
+            inputs=tuple(nemotron_colembed.CASES[:7]),
         ),
         # Heads as wide as the published models', and those of so400m.
         Carried(

@@ -23,6 +23,9 @@ from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
+from tests.models.nemotron_3_5_embed import cases as nemotron_3_5
+from tests.models.nemotron_3_embed import cases as nemotron_3
+from tests.models.nemotron_colembed_vl import cases as nemotron_colembed
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_rerank import cases as qwen3_rerank
 from tests.models.qwen3_vl_embedding import cases as vl
@@ -39,6 +42,9 @@ _INPUTS: dict[str, Sequence[Given | Pair]] = {
     "llama_nemotron_rerank": rerank.CASES,
     "llama_nemotron_rerank_vl": rerank_vl.CASES,
     "llama_nemotron_embed": llama.CASES,
+    "nemotron_3_5_embed": nemotron_3_5.CASES,
+    "nemotron_3_embed": nemotron_3.CASES,
+    "nemotron_colembed_vl": nemotron_colembed.CASES,
     "qwen3_embedding": embedding.CASES,
     "qwen3_rerank": qwen3_rerank.CASES,
     "qwen3_vl_embedding": list(vl.CASES.values()),

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.references.colembed import NemotronColEmbedReference
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
+from tests.references.ministral3 import Ministral3Reference
+from tests.references.mistral3 import Mistral3Reference
 from tests.references.qwen3 import (
     ColQwen3Reference,
     Qwen3Reference,
@@ -49,11 +52,14 @@ def reference_of(path: Path) -> Reference:
         "LlamaBidirectionalModel": LlamaReference,
         "LlamaNemotronColEmbedVLModel": ColEmbedReference,
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
+        "Ministral3Model": Ministral3Reference,
+        "Mistral3Model": Mistral3Reference,
         "OpsColQwen3Model": ColQwen3Reference,
         "Qwen3ForCausalLM": Qwen3Reference,
         "Qwen3ForSequenceClassification": Qwen3RerankReference,
         "Qwen3VLForConditionalGeneration": Qwen3VLReference,
         "Qwen3VLForSequenceClassification": Qwen3VLRerankReference,
+        "Qwen3VLNemotronEmbedModel": NemotronColEmbedReference,
         "Siglip2Model": Siglip2Reference,
         "SiglipModel": SiglipReference,
         "XLMRobertaForSequenceClassification": CrossReference,

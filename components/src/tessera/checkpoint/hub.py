@@ -175,7 +175,7 @@ class _Fetch:
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
         try:
             weights = self._weights(folder, os.listdir(folder))
-            needed = [*weights, *module_files(folder), *filter(_is_json, names)]
+            needed = [*weights, *module_files(folder), *filter(_is_description, names)]
         except CheckpointError:
             return None
         return folder if all((folder / name).exists() for name in needed) else None
@@ -204,10 +204,14 @@ class _Fetch:
             raise CheckpointError(
                 f"{self.model}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
             )
-        described = [name for name in files if _is_json(name)]
+        described = [name for name in files if _is_description(name)]
         large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
         if large or len(described) > _MOST_JSON_FILES:
-            what = f"{large[0]} of {size(files[large[0]].size)}" if large else f"{len(described)} JSON files"
+            what = (
+                f"{large[0]} of {size(files[large[0]].size)}"
+                if large
+                else f"{len(described)} JSON files and templates"
+            )
             most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
             raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
         if all((folder / name).exists() for name in described):
@@ -241,7 +245,7 @@ class _Fetch:
                 raise CheckpointError(
                     f"{self.model}: {MODULES_FILE} needs {name}, which the hub does not have"
                 )
-            if files[name].size > _MOST_JSON_BYTES and _is_json(name):
+            if files[name].size > _MOST_JSON_BYTES and _is_description(name):
                 raise CheckpointError(
                     f"{self.model}: has {name} of {size(files[name].size)}, which is too much"
                 )
@@ -471,8 +475,9 @@ def _by_xet(file: RepoFile) -> bool:
     return constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
-def _is_json(name: str) -> bool:
-    return (name.endswith(".json") or name == STANFORD_FILE) and "/" not in name
+def _is_description(name: str) -> bool:
+    """Whether a file describes a checkpoint: JSON, or a chat template."""
+    return (name.endswith((".json", ".jinja")) or name == STANFORD_FILE) and "/" not in name
 
 
 def _is_whole(path: Path, file: RepoFile) -> bool:

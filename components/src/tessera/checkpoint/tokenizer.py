@@ -104,7 +104,8 @@ class PlainTokenizer:
 
     ``tokenizer`` is the checkpoint's own without its added tokens, so that their literal text is split like
     any other. ``added`` are the entries of ``added_tokens`` by content: control tokens are looked up here
-    once and inserted as ids. Thread-safe.
+    once and inserted as ids. ``post_processor`` is the file's, None where it has none; families that take
+    over what it adds to a text read it. Thread-safe.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class PlainTokenizer:
     vocab_size: int
     added_names: Mapping[int, str]
     words: WordCache | None
+    post_processor: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, directory: Path, *, vocab_size: int, lower_case: bool = False) -> PlainTokenizer:
@@ -146,6 +148,7 @@ class PlainTokenizer:
             vocab_size=vocab_size,
             added_names=names,
             words=WordCache(tokenizer) if WordCache.suits(stripped) else None,
+            post_processor=section.values.get("post_processor"),
         )
 
     def id_of(self, name: str) -> int:

@@ -7,10 +7,10 @@ saving drops values that equal those defaults.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from tessera.checkpoint.section import Section
-from tessera.nn.spec import LayerSpec
+from tessera.nn.spec import LayerSpec, RopeSpec, RopeType
 
 
 def read_layer(
@@ -68,3 +68,59 @@ def rope_type(rope: Section, among: Sequence[str]) -> str:
     """The kind of scaling, whose key was ``type`` once."""
     key = "type" if rope.has("type") and not rope.has("rope_type") else "rope_type"
     return rope.string(key, "default", among=among)
+
+
+def read_rope(section: Section, *, kinds: Sequence[RopeType]) -> RopeSpec:
+    """RoPE of one axis, whose scaling is one of ``kinds``; raises ``CheckpointError``.
+
+    The keys are those of transformers' ``modeling_rope_utils``, and ``llama_4_scaling_beta`` of Ministral 3.
+    """
+    keys = ("rope_parameters", "rope_scaling")
+    if all(map(section.has, keys)) and _rope_values(section, keys[0]) != _rope_values(section, keys[1]):
+        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
+    rope = rope_section(section)
+    kind = cast(RopeType, rope_type(rope, kinds))
+    if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
+    fields: dict[str, Any] = {"theta": rope.number("rope_theta", section.number("rope_theta", 10000.0))}
+    beta = _number_or_zero(rope, "llama_4_scaling_beta")
+    if beta or kind in ("llama3", "yarn"):
+        fields["original_max_positions"] = rope.integer("original_max_position_embeddings")
+        fields["query_beta"] = beta
+    if kind != "default":
+        fields["factor"] = rope.number("factor")
+    if kind == "llama3":
+        fields |= {key: rope.number(key) for key in ("low_freq_factor", "high_freq_factor")}
+    if kind == "yarn":
+        fields |= _yarn(rope)
+    return RopeSpec(rope_type=kind, **fields)
+
+
+def _yarn(rope: Section) -> dict[str, Any]:
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if fast <= slow:
+        raise rope.error("beta_fast", f"must be above beta_slow {slow}, not {fast}")
+    return {
+        "beta_fast": fast,
+        "beta_slow": slow,
+        "mscale": _number_or_zero(rope, "mscale"),
+        "mscale_all_dim": _number_or_zero(rope, "mscale_all_dim"),
+        "attention_factor": rope.number("attention_factor") if rope.has("attention_factor") else None,
+        "truncate": rope.flag("truncate", True),
+    }
+
+
+def _number_or_zero(section: Section, key: str) -> float:
+    """A number that turns something off by being 0 or absent."""
+    return section.number(key) if section.values.get(key) else 0.0
+
+
+def _rope_values(section: Section, key: str) -> dict[str, Any]:
+    """What an object of RoPE holds, whose theta may stand above it and whose kind has an older name."""
+    values = dict(section.section(key).values)
+    values.setdefault("rope_theta", section.values.get("rope_theta"))
+    if "rope_type" in values:
+        values.pop("type", None)
+    elif "type" in values:
+        values["rope_type"] = values.pop("type")
+    return {name: value for name, value in values.items() if value is not None}

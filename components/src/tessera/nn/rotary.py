@@ -64,11 +64,18 @@ class Rotary(nn.Module):
         )
 
     @classmethod
-    def axial(cls, theta: float, head_dim: int, device: torch.device) -> Rotary:
-        """Of patches in a plane: the first half of the frequencies reads the row, the second the column."""
-        each = inverse_frequencies(RopeSpec(theta=theta), head_dim // 2)
-        axes = torch.arange(2).repeat_interleave(len(each))
-        return cls(each.repeat(2).to(device), axes.to(device))
+    def axial(cls, theta: float, head_dim: int, device: torch.device, *, shared: bool = False) -> Rotary:
+        """Of patches in a plane: the first half of the frequencies reads the row, the second the column.
+
+        Both have all frequencies of half a head, or with ``shared`` those of a head in turn, as Pixtral's.
+        """
+        if shared:
+            whole = inverse_frequencies(RopeSpec(theta=theta), head_dim)
+            frequencies = torch.cat((whole[0::2], whole[1::2]))
+        else:
+            frequencies = inverse_frequencies(RopeSpec(theta=theta), head_dim // 2).repeat(2)
+        axes = torch.arange(2).repeat_interleave(len(frequencies) // 2)
+        return cls(frequencies.to(device), axes.to(device))
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """int32 ``[k, tokens]`` to the rotation of these tokens."""

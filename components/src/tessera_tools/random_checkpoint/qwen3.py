@@ -15,6 +15,8 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.colqwen3.config import OPS, TOMORO
 from tessera.models.colqwen3.config import read_config as read_colqwen3_config
+from tessera.models.nemotron_colembed_vl.model import SETTINGS_FILE
+from tessera.models.nemotron_colembed_vl.model import read_config as read_colembed_config
 from tessera.models.qwen3.config import DEFAULT_TASK
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
@@ -287,6 +289,56 @@ class Qwen3VLRerankSpec(Qwen3VLSpec):
         return _with_head(self, vl_shapes(read_vl_rerank_config(directory)), prefixes)
 
 
+# The turns of Qwen3-VL; tools, videos and thoughts have no part in them.
+_CHAT: Final = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- for part in message.content %}"
+    "{%- if part.type == 'text' %}{{- part.text }}"
+    "{%- else %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- endif %}"
+    "{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemotronColEmbedSpec(Qwen3VLSpec):
+    """A checkpoint of Nemotron ColEmbed VL v2, which has logits and a final norm that nothing uses."""
+
+    appends_end: bool = False
+    longest_tokens: int = 4096
+
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        files = self._files(dtype, seed)
+        files[CONFIG_FILE] |= {
+            "architectures": ["Qwen3VLNemotronEmbedModel"],
+            "model_type": "qwen3_vl_nemotron_embed",
+            "pooling": "colbert",
+            "tie_word_embeddings": False,
+        }
+        files[TOKENIZER_CONFIG_FILE]["chat_template"] = _CHAT
+        files[SETTINGS_FILE] = {
+            "processor_class": "Qwen3VLNemotronEmbedProcessor",
+            "q_max_length": 512,
+            "p_max_length": self.longest_tokens,
+            "query_prefix": "query:",
+            "passage_prefix": "passage:",
+        }
+        return files
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        prefixes = {"text": self.text_prefix, "vision": self.vision_prefix}
+        shapes = vl_shapes(self._read(directory)) | {"text.norm.weight": (self.hidden,)}
+        yield from _tensors(shapes, prefixes)
+        shape = (self.vocab_size, self.hidden)
+        yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
+
+    def _read(self, directory: Path) -> ModelConfig:
+        return read_colembed_config(directory)
+
+
 TINY = Qwen3Spec()
 VL_TINY = Qwen3VLSpec()
 
@@ -317,6 +369,8 @@ _VL: Final[Mapping[str, Any]] = {
 VL_FULL = Qwen3VLSpec(hidden=2048, layers=28, heads=16, intermediate=6144, **_VL)
 COL_TINY = ColQwen3Spec()
 COL_FULL = ColQwen3Spec(hidden=2560, layers=36, heads=32, intermediate=9728, shards=2, **_VL)
+COLEMBED_TINY = NemotronColEmbedSpec()
+COLEMBED_FULL = NemotronColEmbedSpec(hidden=2560, layers=36, heads=32, intermediate=9728, shards=2, **_VL)
 VL_8B = replace(
     VL_FULL,
     hidden=4096,
@@ -341,6 +395,7 @@ RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 VL_SIZES: Final = Sizes(tiny=VL_TINY, full=VL_FULL)
 VL_RERANK_SIZES: Final = Sizes(tiny=VL_RERANK_TINY, full=VL_RERANK_FULL)
 COL_SIZES: Final = Sizes(tiny=COL_TINY, full=COL_FULL)
+COLEMBED_SIZES: Final = Sizes(tiny=COLEMBED_TINY, full=COLEMBED_FULL)
 
 
 def _score_files(

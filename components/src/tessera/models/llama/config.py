@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final, cast, get_args
+from typing import Final, get_args
 
 from tessera.checkpoint.section import Section
-from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
-from tessera.nn.spec import Activation, HeadSpec, Pooling, RopeSpec, RopeType, TextSpec
+from tessera.models.decoder import read_layer, read_rope, refuse_flags
+from tessera.nn.spec import Activation, HeadSpec, Pooling, TextSpec
 
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 POOLINGS: Final[dict[str, Pooling]] = {"avg": "mean", "last": "last", "cls": "first"}
@@ -38,7 +38,7 @@ def read_backbone(
         vocab_size=section.integer("vocab_size"),
         layers=section.integer("num_hidden_layers"),
         layer=layer,
-        rope=_rope(section),
+        rope=read_rope(section, kinds=("default", "linear", "llama3")),
         pooling=pooling,
         head=head,
     )
@@ -67,38 +67,3 @@ def read_dimensions(config: Section, hidden: int, *, default: Collection[int] = 
     if not widths and config.flag("is_matryoshka", False):
         return frozenset(range(1, hidden))
     return frozenset(width for width in widths or default if width < hidden)
-
-
-def _rope(section: Section) -> RopeSpec:
-    keys = ("rope_parameters", "rope_scaling")
-    if all(map(section.has, keys)) and _rope_values(section, keys[0]) != _rope_values(section, keys[1]):
-        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
-    rope = rope_section(section)
-    kind = cast(RopeType, rope_type(rope, ("default", "linear", "llama3")))
-    if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
-    theta = rope.number("rope_theta", section.number("rope_theta", 10000.0))
-    if kind == "default":
-        return RopeSpec(rope_type=kind, theta=theta)
-    factor = rope.number("factor")
-    if kind == "linear":
-        return RopeSpec(rope_type=kind, theta=theta, factor=factor)
-    return RopeSpec(
-        rope_type=kind,
-        theta=theta,
-        factor=factor,
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_positions=rope.integer("original_max_position_embeddings"),
-    )
-
-
-def _rope_values(section: Section, key: str) -> dict[str, Any]:
-    """What an object of RoPE holds, whose theta may stand above it and whose kind has an older name."""
-    values = dict(section.section(key).values)
-    values.setdefault("rope_theta", section.values.get("rope_theta"))
-    if "rope_type" in values:
-        values.pop("type", None)
-    elif "type" in values:
-        values["rope_type"] = values.pop("type")
-    return {name: value for name, value in values.items() if value is not None}

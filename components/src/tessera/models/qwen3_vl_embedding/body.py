@@ -15,14 +15,14 @@ import numpy as np
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
+from tessera.errors import CheckpointError, ConfigError
 from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models.base import Content, Empty, Int32Array, Pixels, VisionModule, VisionSpec
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
-from tessera.models.qwen3_vl_embedding.patches import cut, places, positions
+from tessera.models.qwen3_vl_embedding.patches import check_grid, cut, places, positions
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import stored_tensors, vision_shapes
 from tessera.models.tower import TowerModel, nbytes
@@ -116,23 +116,9 @@ class Qwen3VLBody(TowerModel):
         """Images between the marks of one; raises ``InvalidInput`` naming ``param`` for a wrong grid."""
         segments: list[Segment] = []
         for image in images:
-            self._check_grid(image, param)
+            check_grid(image, merge=self.config.vision.merge, param=param)
             segments += (self.config.vision_start, image, self.config.vision_end)
         return segments
-
-    def _check_grid(self, image: ImagePlan, param: str) -> None:
-        merge = self.config.vision.merge
-        if image.grid is None:
-            raise InvalidInput(
-                f"{param} has vision rows without their grid, which positions need", param=param
-            )
-        frames, high, wide = image.grid
-        fits = frames == 1 and high > 0 and wide > 0 and high % merge == 0 and wide % merge == 0
-        if not fits or image.rows != high * wide // merge**2:
-            raise InvalidInput(
-                f"{param}: a grid of {list(image.grid)} patches does not make {image.rows} vision rows",
-                param=param,
-            )
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         merge = self.config.vision.merge

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
+from tessera.errors import InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models.base import Empty, Int32Array, UInt8Array
 
 
 def cut(
-    picture: Picture, size: tuple[int, int], *, patch: int, merge: int, empty: Empty = np.empty
+    picture: Picture,
+    size: tuple[int, int],
+    *,
+    patch: int,
+    merge: int,
+    resample: Image.Resampling = Image.Resampling.BICUBIC,
+    empty: Empty = np.empty,
 ) -> UInt8Array:
     """Resize a picture to ``size`` (width, height); uint8 ``[units, 3, patch, patch]``.
 
@@ -25,7 +33,7 @@ def cut(
     high, wide = size[1] // (patch * merge), size[0] // (patch * merge)
     patches: UInt8Array = empty((high * wide * merge**2, 3, patch, patch), np.uint8)
     blocks = patches.reshape(high, wide, merge, merge, 3, patch, patch)
-    picture.write(blocks.transpose(4, 0, 2, 5, 1, 3, 6), size)
+    picture.write(blocks.transpose(4, 0, 2, 5, 1, 3, 6), size, resample=resample)
     return patches
 
 
@@ -66,6 +74,19 @@ def positions(
         behind += image.rows
     found[:, stop:] = np.arange(position, position + tokens - stop, dtype=np.int32)
     return found
+
+
+def check_grid(image: ImagePlan, *, merge: int, param: str) -> None:
+    """Raise ``InvalidInput`` naming ``param`` for an image without a grid that makes its vision rows."""
+    if image.grid is None:
+        raise InvalidInput(f"{param} has vision rows without their grid, which positions need", param=param)
+    frames, high, wide = image.grid
+    fits = frames == 1 and high > 0 and wide > 0 and high % merge == 0 and wide % merge == 0
+    if not fits or image.rows != high * wide // merge**2:
+        raise InvalidInput(
+            f"{param}: a grid of {list(image.grid)} patches does not make {image.rows} vision rows",
+            param=param,
+        )
 
 
 def grid_of(image: ImagePlan) -> tuple[int, int, int]:

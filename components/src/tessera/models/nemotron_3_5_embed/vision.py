@@ -1,0 +1,116 @@
+"""The vision tower: patches of whole images in, vision rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from tessera.checkpoint.loading import fill, torch_dtype
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.models.nemotron_3_5_embed.config import NAMES, ModelConfig, VisionConfig
+from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function, tensor
+from tessera.nn.layer import Linear, RmsNorm, Stack, use
+from tessera.nn.loading import SOURCES
+from tessera.nn.rotary import Rotary
+from tessera.nn.vision import PatchEmbedding
+
+_SOURCES: Final = {
+    **SOURCES,
+    "patches.projection": ("patch_conv",),
+    "layers": ("transformer.layers",),
+    **{name: (stored,) for name, stored in NAMES.items()},
+    "merging": ("patch_merger.merging_layer",),
+}
+
+
+class Projector(nn.Module):
+    """A norm of each patch, the join of ``join`` patches to one row, and two products to the backbone."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        hidden, self._join = config.layer.hidden, config.merge**2
+        self._activation = activation_function(config.activation)
+        self.norm = RmsNorm(hidden, eps=config.norm_eps)
+        self.merging = Linear(hidden * self._join, hidden, bias=False)
+        self.linear_1 = Linear(hidden, config.width, bias=config.bias)
+        self.linear_2 = Linear(config.width, config.width, bias=config.bias)
+
+    def prepare(self, form: Form) -> None:
+        """Run in ``form``; call it once, when the weights are in place.
+
+        Files have a row's channels one after another, each with its patches; here patches follow one another.
+        """
+        weight = self.merging.weight
+        by_patch = weight.view(len(weight), -1, self._join).transpose(1, 2).flatten(1).contiguous()
+        self.merging.weight = nn.Parameter(by_patch, requires_grad=False)
+        use(self, form)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """``[n * join, hidden]`` to ``[n, width]``."""
+        joined = tensor(self.norm(Residual(rows))).reshape(-1, self._join * rows.shape[1])
+        projected: torch.Tensor = self.linear_2(self._activation(self.linear_1(self.merging(joined))))
+        return projected
+
+
+class VisionTower(nn.Module):
+    """Implements ``tessera.models.base.VisionModule``: ``[rows, width]``.
+
+    Patches of an image stand in blocks of those that become one row; attention goes by their places.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        layer = config.layer
+        self.patches = PatchEmbedding(
+            channels=config.channels,
+            area=config.patch_size**2,
+            hidden=layer.hidden,
+            bias=False,
+            patch=config.patch_size,
+        )
+        self.ln_pre = RmsNorm(layer.hidden, eps=layer.eps)
+        self.layers = Stack(layer, config.layers)
+        self.projector = Projector(config)
+        self.form: Form = PLAIN
+        self.rotary: Rotary
+
+    def prepare(self, config: ModelConfig, device: torch.device) -> VisionTower:
+        """Choose the form of the operations; call it once, when the weights are in place."""
+        vision, processing = self.config, config.processing
+        self.patches.place_constants(processing.mean, processing.std, device)
+        self.rotary = Rotary.axial(vision.theta, vision.layer.head_dim, device, shared=True)
+        self.form = form_for(device, self.ln_pre.weight.dtype)
+        use(self.ln_pre, self.form)
+        self.projector.prepare(self.form)
+        self.layers.prepare(self.form, start=self.patches)
+        return self.eval()
+
+    def quantise(self, *, keep: int) -> None:
+        """Hold the layers' products in FP8, but for ``keep`` layers at each end and the projector."""
+        self.layers.quantise(fp8(), keep=keep)
+
+    def forward(
+        self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]
+    ) -> torch.Tensor:
+        """``positions`` int32 ``[2, units]``: row and column of each patch."""
+        embedded = self.ln_pre.weight.new_zeros(len(pixels), self.config.layer.hidden)
+        stream = Residual(tensor(self.ln_pre(self.patches(pixels, embedded))))
+        self.layers(stream, self.form.packed(cu_units, units), self.rotary(positions))
+        rows: torch.Tensor = self.projector(self.layers.output(stream, self.config.layers - 1))
+        return rows
+
+
+def load_vision(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, *, dtype: str, device: str
+) -> VisionTower:
+    """The vision tower on ``device``; raises ``CheckpointError``."""
+    at, kind = torch.device(device), torch_dtype(dtype)
+    with torch.device("meta"):
+        tower = VisionTower(config.vision)
+    fill(tower, tensors, part="vision.", sources=_SOURCES, dtype=kind, device=at)
+    return tower.prepare(config, at)

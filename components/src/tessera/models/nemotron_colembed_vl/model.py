@@ -1,0 +1,134 @@
+"""A checkpoint of Nemotron ColEmbed VL 4B or 8B v2 as the rest of Tessera sees it; opening needs no torch.
+
+The body is Qwen3-VL's with attention both ways. Every state before the final norm, scaled to length 1, is a
+vector, those of the template included. Prompts are turns of the checkpoint's own chat template::
+
+    query           Query: query: {text}
+    anything else   the images, then passage: {text}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.section import CONFIG_FILE, Section
+from tessera.models.base import Content, Family, ImagePlan, OutputKind, Role
+from tessera.models.chat import CHAT_FILES, Chat
+from tessera.models.declared import role_prompts
+from tessera.models.options import OptionsFamily
+from tessera.models.prompts import Segment, texts_of
+from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
+from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
+from tessera.models.qwen3_vl_embedding.config import read_config as read_body
+from tessera.models.qwen3_vl_embedding.tensors import canonical, stored_tensors
+
+_ARCHITECTURE: Final = "Qwen3VLNemotronEmbedModel"
+SETTINGS_FILE: Final = "processor_config.json"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each 0 is what the checkpoint's processor says; ``max_tokens`` bounds one input."""
+
+    min_pixels: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_pixels: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)] = 0
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class NemotronColEmbedVL(Qwen3VLBody):
+    """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
+
+    family = "nemotron_colembed_vl"
+    revision = "nemotron_colembed_vl 1"
+    files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
+    kind = OutputKind.TOKENS
+
+    def __init__(self, path: Path, options: Options) -> None:
+        """Read configuration, tokenizer and chat template, as ``Qwen3VLBody`` does."""
+        config = read_config(path)
+        super().__init__(path, config, read_limits(path, config, options), dimensions=frozenset())
+        assert self.placeholder is not None
+        self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
+        settings = Section.read(path / SETTINGS_FILE, optional=True)
+        query, passage = (
+            _spaced(settings.string(f"{role}_prefix", f"{role}:")) for role in ("query", "passage")
+        )
+        self._prefixes = role_prompts(
+            self.declared, {Role.NONE: "", Role.QUERY: f"Query: {query}", Role.PASSAGE: passage}
+        )
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """A user's turn of the images, then the text behind its prefix, and the beginning of an answer."""
+        return self._chat.segments(
+            "",
+            [*content.images, "".join(texts_of(content))],
+            lambda image: self._placeholders(image, param),
+            prefix=content.prompt_of(self._prefixes),
+            param=param,
+        )
+
+    def _placeholders(self, image: ImagePlan, param: str) -> list[Segment]:
+        """An image without the marks around it, which the template writes."""
+        return self.marked([image], param)[1:-1]
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return stored_tensors(self.path, self.config, _stored_name)
+
+
+def _stored_name(name: str) -> str | None:
+    """The canonical name of a stored tensor; the final norm is there, and has no part."""
+    found = canonical(name)
+    return None if found == "text.norm.weight" else found
+
+
+def _spaced(prefix: str) -> str:
+    return f"{prefix} " if prefix else ""
+
+
+def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptions:
+    """The limits of areas and tokens: options, else those of the files, else those of their classes.
+
+    An image has at most the tokens that the reference leaves for it. Raises ``CheckpointError``.
+    """
+    processor, settings = (
+        Section.read(path / name, optional=True) for name in (PROCESSOR_FILE, SETTINGS_FILE)
+    )
+    size = processor.section("size") if processor.has("size") else processor
+    least = size.integer("shortest_edge", processor.integer("min_pixels", 3_136))
+    most = size.integer("longest_edge", processor.integer("max_pixels", 1_003_520))
+    tokens = settings.integer("p_max_length", 4_096)
+    room = tokens - settings.integer("reserve_tokens_for_images", 100) - 1
+    area = (config.vision.patch_size * config.vision.merge) ** 2
+    return ImageOptions(
+        min_pixels=options.min_pixels or least,
+        max_pixels=options.max_pixels or min(most, max(room, 1) * area),
+        max_tokens=options.max_tokens or tokens,
+    )
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read the configuration in ``directory``: Qwen3-VL's, both ways and without the final norm.
+
+    Raises ``CheckpointError``.
+    """
+    config = read_body(directory, ([_ARCHITECTURE],))
+    section = Section.read(directory / CONFIG_FILE)
+    section.string("pooling", "colbert", among=("colbert",))
+    text = config.text
+    layer = replace(text.layer, causal=section.flag("is_causal", False))
+    return replace(config, text=replace(text, layer=layer, pooling="none", final_norm=False))
+
+
+FAMILY: Family = OptionsFamily(
+    name=NemotronColEmbedVL.family,
+    model_types=("qwen3_vl_nemotron_embed",),
+    hub_models=("nvidia/nemotron-colembed-vl-4b-v2", "nvidia/nemotron-colembed-vl-8b-v2"),
+    options=Options,
+    opened=NemotronColEmbedVL,
+    architectures=(_ARCHITECTURE,),
+)

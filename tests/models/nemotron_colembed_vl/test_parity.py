@@ -1,0 +1,213 @@
+"""Vectors of tokens against transformers' Qwen3-VL run both ways, and against the same with mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.models import open_model
+from tessera.models.base import Content, Output, OutputKind, Role, Truncate
+from tessera.models.nemotron_colembed_vl.model import NemotronColEmbedVL, Options, read_config
+from tessera.models.qwen3_vl_embedding.tensors import expected
+from tessera_tools.random_checkpoint.qwen3 import COLEMBED_FULL, COLEMBED_TINY, NemotronColEmbedSpec
+from tests.models.conftest import WriteCheckpoint
+from tests.models.nemotron_colembed_vl.cases import CASES
+from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
+from tests.models.running import batch_of, content_of, cosines, preprocessed, vectors
+from tests.references.colembed import NemotronColEmbedReference
+
+BARS = {"float32": 0.99999, "bfloat16": 0.998}
+CONFIGURATIONS: dict[str, NemotronColEmbedSpec] = {
+    "tiny": COLEMBED_TINY,
+    "more heads, shards": replace(COLEMBED_TINY, hidden=192, heads=6, kv_heads=3, shards=2),
+}
+
+Record = Callable[[str, Any], None]
+
+
+def reference_vectors(reference: NemotronColEmbedReference) -> np.ndarray:
+    return np.concatenate([reference.answer(each) for each in CASES])
+
+
+def found_vectors(model: NemotronColEmbedVL, dtype: str) -> np.ndarray:
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
+
+
+@pytest.fixture(scope="module")
+def path(written: WriteCheckpoint) -> Path:
+    return written(COLEMBED_TINY, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -> None:
+    spec = CONFIGURATIONS[name]
+    path = written(spec, dtype="bfloat16")
+    model, reference = NemotronColEmbedVL(path, Options()), NemotronColEmbedReference(str(path))
+    assert model.output == Output(kind=OutputKind.TOKENS, width=spec.hidden, pooling="none")
+    pixels = preprocessed(model, CASES)
+    for each in CASES:
+        prompt = model.prompt(
+            content_of(each, pixels), max_tokens=4096, truncate=Truncate.NONE, param="x"
+        ).tokens
+        grids = [reference.pixels(image)[1] for image in each.images]
+        assert prompt.tolist() == reference.prompt(each, grids)
+    wanted = reference_vectors(reference)
+    for dtype, bar in BARS.items():
+        cosine = cosines(found_vectors(model, dtype), wanted).min()
+        line = f"{name:30}{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
+        record_property("parity of nemotron_colembed_vl with transformers in float32", line)
+        assert cosine >= bar, line
+
+
+def attention_to_the_left_alone(reference: NemotronColEmbedReference) -> None:
+    reference.causal = True
+
+
+def state_behind_the_final_norm(reference: NemotronColEmbedReference) -> None:
+    reference.model.language_model.norm = reference.norm
+
+
+def text_before_the_images(reference: NemotronColEmbedReference) -> None:
+    whole = reference.prompt
+
+    def moved(*given: Any) -> list[int]:
+        tokens = whole(*given)
+        start = reference.tokenizer.token_to_id("<|vision_start|>")
+        stop = reference.tokenizer.token_to_id("<|im_end|>")
+        if start not in tokens:
+            return tokens
+        first, last = tokens.index(start), tokens.index(stop)
+        behind = len(tokens) - tokens[::-1].index(reference.tokenizer.token_to_id("<|vision_end|>"))
+        return [*tokens[:first], *tokens[behind:last], *tokens[first:behind], *tokens[last:]]
+
+    reference.prompt = moved
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        attention_to_the_left_alone,
+        state_behind_the_final_norm,
+        text_before_the_images,
+        MISTAKES["one dimensional positions"],
+        MISTAKES["deepstack dropped"],
+        MISTAKES["deepstack levels in reverse"],
+        MISTAKES["chunked mrope"],
+        MISTAKES["no norm of queries and keys"],
+        MISTAKES["rows and columns exchanged in the vision rotation"],
+    ],
+)
+def test_a_mistake_fails_both_bars(
+    path: Path,
+    mistake: Callable[[NemotronColEmbedReference], None],
+    found: np.ndarray,
+    record_property: Record,
+) -> None:
+    reference = NemotronColEmbedReference(str(path))
+    mistake(reference)
+    cosine = cosines(found, reference_vectors(reference)).min()
+    line = f"{mistake.__name__.replace('_', ' '):52}worst cosine {cosine:9.6f}"
+    record_property("parity of nemotron_colembed_vl with references that make one mistake", line)
+    assert cosine < BARS["bfloat16"], line
+
+
+@pytest.fixture(scope="module")
+def found(path: Path) -> np.ndarray:
+    return found_vectors(NemotronColEmbedVL(path, Options()), "float32")
+
+
+def changed(path: Path, tmp_path: Path, file: str, **changes: Any) -> Path:
+    copy = tmp_path / "changed"
+    shutil.copytree(path, copy)
+    config = json.loads((copy / file).read_text()) | changes
+    (copy / file).write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return copy
+
+
+def test_what_it_is(path: Path) -> None:
+    model = open_model(path)
+    assert (model.family, model.max_tokens, model.dimensions) == ("nemotron_colembed_vl", 4096, frozenset())
+    # As preprocessor_config.json says, and no more tokens than the reference leaves for an image.
+    assert model.plan(3000, 3000, param="x").rows == 1225
+    assert open_model(path, {"max_pixels": 65_536}).plan(3000, 3000, param="x").rows == 64
+
+
+def test_an_image_has_the_tokens_that_are_left_for_it(path: Path, tmp_path: Path) -> None:
+    size = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+    model = open_model(changed(path, tmp_path, "preprocessor_config.json", size=size))
+    assert model.plan(9000, 9000, param="x").rows <= 4096 - 100
+    assert model.plan(10, 10, param="x").rows == 64
+
+
+def test_prefixes_and_limits_are_those_of_the_files(path: Path, tmp_path: Path) -> None:
+    copy = changed(
+        path, tmp_path, "processor_config.json", query_prefix="", passage_prefix="p:", p_max_length=600
+    )
+    model = open_model(copy)
+    plain = NemotronColEmbedReference(str(path)).renderer
+    for role, text in ((Role.QUERY, "Query: river"), (Role.PASSAGE, "p: river"), (Role.NONE, "river")):
+        spelled = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        found = model.prompt(
+            Content(parts=("river",), role=role), max_tokens=99, truncate=Truncate.NONE, param="x"
+        )
+        assert found.tokens.tolist() == plain(spelled).input_ids
+    assert model.max_tokens == 600
+    long = Content(parts=("river " * 900,), role=Role.PASSAGE)
+    with pytest.raises(InvalidInput, match="over the limit of 600"):
+        model.prompt(long, max_tokens=600, truncate=Truncate.NONE, param="x")
+    cut = model.prompt(long, max_tokens=600, truncate=Truncate.END, param="x").tokens.tolist()
+    assert cut[-5:] == plain("river<|im_end|>\n<|im_start|>assistant\n").input_ids[-5:] and len(cut) == 600
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("config.json", {"pooling": "mean"}, "pooling must be one of"),
+        ("config.json", {"architectures": ["Qwen3VLModel"]}, "architectures"),
+        ("tokenizer_config.json", {"chat_template": None}, "has no chat template"),
+        ("tokenizer_config.json", {"chat_template": "{% if %}"}, "is no template"),
+        ("tokenizer_config.json", {"chat_template": "{{ raise_exception('never') }}"}, "never"),
+        ("tokenizer_config.json", {"chat_template": "hello"}, "writes 0 placeholders and 0 texts"),
+    ],
+)
+def test_files_that_are_not_served(path: Path, tmp_path: Path, file: str, changes: Any, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        open_model(changed(path, tmp_path, file, **changes))
+
+
+def test_a_causal_file_is_run_causally(path: Path, tmp_path: Path) -> None:
+    assert open_model(changed(path, tmp_path, "config.json", is_causal=True)).text.layer.causal
+
+
+def test_tensors_that_have_no_part(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "without"
+    shutil.copytree(path, copy)
+    tensors = load_file(copy / "model.safetensors")
+    for name in ("lm_head.weight", "model.language_model.norm.weight"):
+        del tensors[name]
+    save_file(tensors, copy / "model.safetensors")
+    assert open_model(copy).load_text(dtype="float32", device="cpu").norm is None
+    save_file(tensors | {"head.weight": torch.ones(3)}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match="unexpected tensor"):
+        open_model(copy).load_text(dtype="float32", device="cpu")
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    for name, content in replace(COLEMBED_FULL, base_vocab=2000).files("bfloat16", 0).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = read_config(tmp_path)
+    # The body of Qwen3-VL-4B without its final norm; 4.8 billion are published with the logits, too.
+    assert sum(map(math.prod, expected(config).values())) == 4_437_815_808 - 2560
+    assert 4_437_815_808 + 151936 * 2560 == 4_826_771_968
