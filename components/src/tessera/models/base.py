@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.checkpoint.declared import Task
-from tessera.errors import UnsupportedOperation
+from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.outputs import STATES as STATES
 from tessera.nn.outputs import HeadRows as HeadRows
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from tessera.checkpoint.declared import Declared
-    from tessera.errors import InvalidInput
     from tessera.imaging import Picture
 
 Int32Array = npt.NDArray[np.int32]
@@ -508,6 +507,32 @@ class TriedModel(Model, Protocol):
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
+
+
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def outputs_named(model: str, outputs: Sequence[N], names: Sequence[str], param: str) -> tuple[N, ...]:
+    """Return a model's outputs of these names in their order, without any the first, its default.
+
+    Raises ``InvalidInput`` for ``param``, naming what the model has.
+    """
+    if not names:
+        return (outputs[0],)
+    found = {output.name: output for output in outputs}
+    for name in names:
+        if name not in found:
+            raise InvalidInput(
+                f"{param}: {model!r} has no output {name!r}; it has {', '.join(found)}", param=param
+            )
+    return tuple([found[name] for name in names])
 
 
 def outputs_of(model: Model) -> Sequence[Output]:
