@@ -35,7 +35,13 @@ def test_parts_are_joined_with_their_errors_and_all_of_their_outputs() -> None:
     assert [rows.values.tolist() for rows in joined] == values
     weights = [rows.others[0] for rows in joined]
     assert [rows.values[:, 0].tolist() for rows in weights] == [[0], [], [2, 4], [], [6]]
-    assert [rows.indices.tolist() for rows in weights if rows.indices is not None] == [[0], [], [1, 2], [], [0]]
+    assert [rows.indices.tolist() for rows in weights if rows.indices is not None] == [
+        [0],
+        [],
+        [1, 2],
+        [],
+        [0],
+    ]
     assert list(joined.tokens) == [4, 0, 8, 0, 4] and joined.errors == {1: other, 3: dead}
 
 

@@ -55,7 +55,9 @@ def test_without_names_there_are_vectors_as_ever(embedder: Embedder) -> None:
 
 
 def test_an_output_that_is_not_there_is_refused_by_its_name(embedder: Embedder) -> None:
-    with pytest.raises(InvalidInput, match=r"no output 'colbert'; it has dense, sparse, multivector") as raised:
+    with pytest.raises(
+        InvalidInput, match=r"no output 'colbert'; it has dense, sparse, multivector"
+    ) as raised:
         embedder.embed(TEXTS, outputs=["dense", "colbert"])
     assert raised.value.param == "outputs"
     wrong: list[object] = ["dense", [], [7]]

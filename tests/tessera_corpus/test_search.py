@@ -30,7 +30,9 @@ def test_the_best_come_first_and_equal_contents_are_one(tmp_path: Path, dtype: s
     found = table(tmp_path, dtype=dtype, format=format)
     query = embedded("q", "text 3").rows.values
     hits = found.search(query, 5)
-    rows = np.concatenate([embedded("", f"text {number}").rows.values for number in range(40) if number != 33])
+    rows = np.concatenate(
+        [embedded("", f"text {number}").rows.values for number in range(40) if number != 33]
+    )
     cosines = (rows @ query[0]) / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
     assert [place.id for place in hits[0].places] == ["id-3", "id-33"] and len(hits) == 5
     assert np.allclose([hit.score for hit in hits], np.sort(cosines)[::-1][:5], atol=0.02)

@@ -223,9 +223,7 @@ class Embedder:
     ) -> None:
         self.close()
 
-    def _run(
-        self, contents: Iterator[Content], wanted: Wanted, report: _Reporter
-    ) -> Iterator[Vectors]:
+    def _run(self, contents: Iterator[Content], wanted: Wanted, report: _Reporter) -> Iterator[Vectors]:
         """Yield what is wanted of contents, group by group in their order."""
         waiting: deque[tuple[Sequence[Content], Future[Vectors]]] = deque()
         done = 0

@@ -72,7 +72,9 @@ class Table:
             )
         if not description.kind.width:
             held = ", ".join([column.name for column in description.kind.columns])
-            raise ConfigError(f"{out}: holds no vectors to compare, only {held}; --outputs named no dense ones")
+            raise ConfigError(
+                f"{out}: holds no vectors to compare, only {held}; --outputs named no dense ones"
+            )
         self._out = out
         self._lance = description.format == "lance"
         self.kind: VectorKind = description.kind

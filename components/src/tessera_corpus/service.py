@@ -276,14 +276,13 @@ class ServiceEmbedder:
                     raise ValueError(f"{len(data)} of {inputs} inputs")
                 first, *others = [_column(output, data) for output in self._vectors.asked(self.served)]
                 rows = with_others(first, others)
-                errors = {
-                    place: row["error"]["code"] for place, row in enumerate(data) if row.get("error")
-                }
+                errors = {place: row["error"]["code"] for place, row in enumerate(data) if row.get("error")}
             else:
                 said = orjson.loads(answer.headers["metadata"])
                 values = np.frombuffer(answer.content, "<f4").reshape(said["shape"])
                 bounds = said.get("bounds") or list(range(inputs + 1))
-                if values.shape[1] != self.served.width or len(bounds) != inputs + 1 or bounds[-1] != len(values):
+                whole = len(bounds) == inputs + 1 and bounds[-1] == len(values)
+                if values.shape[1] != self.served.width or not whole:
                     raise ValueError(f"{list(values.shape)} of {inputs} inputs")
                 rows = _rows(values, bounds)
                 errors = {int(place): code for place, code in said.get("errors", {}).items()}

@@ -15,7 +15,7 @@ from tessera.rows import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVector:
-    """The weights of an input: int32 ``indices`` ``[n]``, ascending token ids, and float32 ``values`` ``[n]``."""
+    """The weights of an input: float32 ``values`` of int32 ``indices``, ascending token ids, both ``[n]``."""
 
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[np.float32]
@@ -88,10 +88,9 @@ class _Weights:
 
     def add(self, rows: Rows) -> None:
         assert rows.indices is not None
-        for ids, values in zip(
-            np.split(rows.indices, rows.bounds[1:-1]), np.split(rows.values[:, 0], rows.bounds[1:-1]), strict=True
-        ):
-            self._several.append(SparseVector(ids.copy(), values.copy()))
+        inner = rows.bounds[1:-1]
+        ids, weights = np.split(rows.indices, inner), np.split(rows.values[:, 0], inner)
+        self._several += [SparseVector(a.copy(), b.copy()) for a, b in zip(ids, weights, strict=True)]
 
     def result(self) -> list[SparseVector]:
         return self._several

@@ -82,7 +82,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class OutputRows(msgspec.Struct, frozen=True):
-    """The rows of one output: values as ``<f4``, bounds as ``<i8``, and indices as ``<i4`` where there are."""
+    """The rows of one output: values as ``<f4``, bounds as ``<i8``, and indices, if any, as ``<i4``."""
 
     values: bytes
     bounds: bytes
@@ -104,7 +104,8 @@ class OutputRows(msgspec.Struct, frozen=True):
         values = np.frombuffer(self.values, "<f4").reshape(-1, self.width)
         bounds = np.frombuffer(self.bounds, "<i8")
         indices = None if self.indices is None else np.frombuffer(self.indices, "<i4")
-        if not len(bounds) or bounds[-1] != len(values) or (indices is not None and len(indices) != len(values)):
+        same = indices is None or len(indices) == len(values)
+        if not len(bounds) or bounds[-1] != len(values) or not same:
             raise ValueError("bounds and indices that are not of the rows")
         return Rows(values, bounds, np.ones(len(values), np.float32), indices)
 

@@ -50,7 +50,9 @@ class Vectors:
     @classmethod
     def failed(cls, errors: Sequence[TesseraError], widths: Sequence[int]) -> Self:
         """Return inputs without rows; ``widths`` are those of the outputs."""
-        return cls(rows=no_rows(len(errors), widths), tokens=[0] * len(errors), errors=dict(enumerate(errors)))
+        return cls(
+            rows=no_rows(len(errors), widths), tokens=[0] * len(errors), errors=dict(enumerate(errors))
+        )
 
 
 def no_rows(inputs: int, widths: Sequence[int]) -> Rows:

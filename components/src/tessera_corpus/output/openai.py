@@ -193,7 +193,7 @@ class LinesTable:
                 self._directory.remove(path)
 
     def _vector(self, row: Row, index: int) -> Vector:
-        vectors = {
+        vectors: dict[str, Any] = {
             "embedding" if column.name == VECTOR else _KEYS[column.kind]: _written(column, values, ids)
             for column, values, ids in zip(self._kind.columns, row.values, row.ids, strict=True)
         }
@@ -226,9 +226,7 @@ _KEYS: Final = {
 }
 
 
-def _written(
-    column: Column, values: npt.NDArray[Any], ids: npt.NDArray[np.int32] | None
-) -> msgspec.Raw:
+def _written(column: Column, values: npt.NDArray[Any], ids: npt.NDArray[np.int32] | None) -> msgspec.Raw:
     found: Any = values
     if column.kind is OutputKind.SPARSE:
         found = {"indices": ids, "values": np.ascontiguousarray(values[:, 0])}

@@ -65,8 +65,8 @@ class VectorKind:
             (name, getattr(self, name), getattr(other, name))
             for name in ("fingerprint", "width", "tokens", "dtype", "role")
         ]
-        columns = [", ".join([column.name for column in kind.columns]) for kind in (self, other)]
-        named.append(("columns", *columns))
+        own, others = [", ".join([column.name for column in kind.columns]) for kind in (self, other)]
+        named.append(("columns", own, others))
         options = sorted({*self.options, *other.options})
         named += [(name, self.options.get(name), other.options.get(name)) for name in options]
         found = [f"{name} {_said(own)}, not {_said(its)}" for name, own, its in named if own != its]
