@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from benchmarks.ports import free_ports
 from openai import OpenAI
 from tritonclient.utils import shared_memory
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import M3_TINY
 from tests.e2e.kserve import Door, KserveClient
-from tests.e2e.service import MODEL, Service, free_ports, launch
+from tests.e2e.service import MODEL, Service, launch
 from tests.references.m3 import M3Reference
 
 pytestmark = pytest.mark.service

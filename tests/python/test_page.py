@@ -59,9 +59,9 @@ def test_the_page_prints_what_it_says(folder: Path) -> None:
     indices, scores = zip(*(line.split() for line in lines[7:10]), strict=True)
     assert sorted(indices) == ["0", "1", "2"]
     assert [*scores] == sorted(scores, key=float, reverse=True) and all(0 < float(s) < 1 for s in scores)
-    assert lines[5:7] == ["['dense', 'sparse', 'multivector'] True", "True True"]
+    assert lines[5:7] == ["['dense', 'sparse', 'multivector'] True", "True"]
     assert lines[10:] == ["[0, 1, 2]", "2 of 2", "True", "unsupported_media input[1]"]
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
 def test_every_argument_is_on_the_page() -> None:

@@ -65,7 +65,7 @@ def check(out: Path, path: Path, names: set[str]) -> None:
 
 
 def test_an_engine_makes_a_column_for_each_output(path: Path, lines: Path, tmp_path: Path) -> None:
-    words = [lines, "--model", path, "--input-type", "none", "--out", tmp_path / "out"]
+    words: list[str | Path] = [lines, "--model", path, "--input-type", "none", "--out", tmp_path / "out"]
     three = ["--outputs", "sparse,dense,multivector"]
     assert "3 items embedded" in embed(*words, *three).stdout
     check(tmp_path / "out", path, {"vector", "sparse", "multivector"})
@@ -93,7 +93,7 @@ def test_a_service_makes_the_same_columns(path: Path, lines: Path, url: str, tmp
     (folder / "texts.jsonl").write_text(
         lines.read_text() + json.dumps({"id": "3", "text": "a " * 9000}) + "\n"
     )
-    words = [folder / "texts.jsonl", "--url", url, "--input-type", "none"]
+    words: list[str | Path] = [folder / "texts.jsonl", "--url", url, "--input-type", "none"]
     for number, names in enumerate(("dense,sparse,multivector", "sparse")):
         out = tmp_path / f"{number}"
         said = embed(*words, "--out", out, "--outputs", names, status=3).stdout
