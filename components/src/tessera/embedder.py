@@ -22,7 +22,8 @@ from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.values import expected
 from tessera.frontend.widths import Widths
 from tessera.local.background import BackgroundEngines
-from tessera.local.collected import SparseVector, collecting
+from tessera.local.collected import SparseVector as SparseVector
+from tessera.local.collected import collecting
 from tessera.local.content import Content
 from tessera.local.flags import check_worker_flags
 from tessera.local.groups import Size, size_of, take
