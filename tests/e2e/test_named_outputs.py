@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,23 @@ def test_models_list_their_outputs(service: Service) -> None:
         {"name": "sparse", "kind": "sparse", "width": 1, "most": None},
         {"name": "multivector", "kind": "tokens", "width": 128, "most": None},
     ]
+
+
+def test_rows_are_counted_by_output(service: Service) -> None:
+    def counted() -> dict[str, float]:
+        text = httpx.get(f"{service.url}/metrics").text
+        lines = re.findall(r'^tessera_output_rows_total\{.*output="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+        return {name: float(count) for name, count in lines}
+
+    before = counted()
+    tokens = post(service, input=TEXTS, output_types=["dense", "sparse"]).json()["usage"]["prompt_tokens"]
+    after = counted()
+    assert {name: after[name] - before[name] for name in ("dense", "sparse", "multivector")} == {
+        "dense": 3,
+        "sparse": tokens,
+        "multivector": 0,
+    }
+    assert "dense,sparse" in service.log.read_text()
 
 
 def test_text_embeddings_inferences_routes_give_the_same(service: Service, reference: M3Reference) -> None:
