@@ -116,7 +116,8 @@ class Row:
             fits = {OutputKind.VECTOR: count == 1, OutputKind.TOKENS: count > 0}.get(column.kind, True)
             if width != column.width or not fits:
                 raise ValueError(
-                    f"{embedded.id}: {count} rows of width {width} in {column.name} of width {column.width}"
+                    f"{embedded.id}: vectors of shape {rows.values.shape} in the column {column.name}, "
+                    f"which is {column.width} wide"
                 )
             dtype = EmbedDtype.FLOAT32 if column.kind is OutputKind.SPARSE else _ELEMENTS[kind.dtype]
             values.append(convert(rows.values, dtype))
