@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.xdist_group
 
 EMBEDDER = "nvidia/llama-nemotron-embed-vl-1b-v2"
 RERANKER = "nvidia/llama-nemotron-rerank-vl-1b-v2"
+SEVERAL = "BAAI/bge-m3"
 _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)+)", re.MULTILINE)
 SECTIONS = dict(_SECTION.findall((ROOT / "docs" / "recipes.md").read_text()))
 BLOCKS = {
@@ -45,10 +46,12 @@ ENVIRONMENTS = {
     "Chroma": "recipes",
     "DuckDB": "recipes",
     "PostgreSQL with pgvector": "recipes",
+    "Hybrid search with Milvus": "milvus",
     "LangChain": "frameworks",
     "LlamaIndex": "frameworks",
     "Gateways": "frameworks",
 }
+HYBRID = ("Hybrid search with Milvus", "Hybrid search with LangChain and Qdrant")
 RERANKED = ("Retrieval with reranking on one endpoint", "LangChain", "LlamaIndex", "Gateways")
 
 # A server for as long as the program runs, in a folder of its own.
@@ -73,7 +76,7 @@ class Models:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     """Run the commands of the page without a hub; only the ports are the test's."""
     folder = tmp_path_factory.mktemp("recipes")
-    port, first, _ = free_ports(3)
+    port, first, *_ = free_ports(4)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
@@ -153,11 +156,11 @@ def expected(models: Models, given: tuple[list[str], str]) -> tuple[list[str], l
 
 
 def test_every_recipe_is_tried() -> None:
-    assert set(ENVIRONMENTS) | set(RERANKED) < set(BLOCKS) and len(BLOCKS) == 10
+    assert set(ENVIRONMENTS) | set(RERANKED) | set(HYBRID) < set(BLOCKS) and len(BLOCKS) == 12
     assert all(block for block in BLOCKS.values())
 
 
-@pytest.mark.parametrize("title", [title for title in BLOCKS if title != FIRST])
+@pytest.mark.parametrize("title", [title for title in BLOCKS if title not in (FIRST, *HYBRID)])
 def test_a_recipe_prints_what_the_service_finds(
     models: Models, expected: tuple[list[str], list[str]], tmp_path: Path, title: str
 ) -> None:
@@ -165,6 +168,29 @@ def test_a_recipe_prints_what_the_service_finds(
     lines = printed(BLOCKS[title], models, tmp_path, ENVIRONMENTS.get(title), before)
     best, ranked = expected
     assert lines[-3:] == (ranked if title in RERANKED else best)
+
+
+@pytest.mark.parametrize("title", HYBRID)
+def test_a_hybrid_search_joins_ranks_of_dense_and_sparse_vectors(
+    models: Models, given: tuple[list[str], str], tmp_path: Path, title: str
+) -> None:
+    documents, question = given
+    rows = models.post(
+        "/v1/embeddings", model=SEVERAL, input=[question, *documents], output_types=["dense", "sparse"]
+    ).json()["data"]
+    dense = np.array([row["embedding"] for row in rows])
+    weights = [dict(zip(*row["sparse_embedding"].values(), strict=True)) for row in rows]
+    sparse = [sum(weights[0].get(token, 0) * value for token, value in own.items()) for own in weights[1:]]
+    # Milvus counts ranks from 1 and adds 60, Qdrant counts from 0 and adds 2.
+    first = 61 if title == HYBRID[0] else 2
+    joined = dict.fromkeys(documents, 0.0)
+    for scores in (dense[1:] @ dense[0], np.array(sparse)):
+        for rank, place in enumerate(np.argsort(-scores)[:3].tolist()):
+            joined[documents[place]] += 1 / (first + rank)
+    lines = printed(BLOCKS[title], models, tmp_path, ENVIRONMENTS.get(title))[-3:]
+    # Some may be joined to equal scores.
+    assert len(set(lines)) == 3
+    assert [joined[line] for line in lines] == pytest.approx(sorted(joined.values(), reverse=True)[:3])
 
 
 def test_a_page_is_ranked_as_an_image(models: Models, photos: dict[str, bytes]) -> None:
@@ -177,7 +203,7 @@ def test_a_page_is_ranked_as_an_image(models: Models, photos: dict[str, bytes]) 
 
 def test_the_service_has_the_names_of_the_recipes(models: Models) -> None:
     listed = httpx.get(f"{models.url}/v1/models", timeout=60).json()["data"]
-    assert [model["id"] for model in listed] == [EMBEDDER, RERANKER]
+    assert [model["id"] for model in listed] == [EMBEDDER, RERANKER, SEVERAL]
     assert f'EMBEDDER = "{EMBEDDER}"' in BLOCKS[FIRST] and f'RERANKER = "{RERANKER}"' in BLOCKS[FIRST]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,53 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from benchmarks.ports import free_ports
 from openai import OpenAI
+from tritonclient.utils import shared_memory
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tests.e2e.kserve import Door, KserveClient
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.m3 import M3Reference
 
 pytestmark = pytest.mark.service
 
+PREFIX = "tessera-named-"
 TEXTS = ["the river under the bridge", "a market by the old temple", "été naïve 東京 the the"]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("m3") / "checkpoint"
-    write_checkpoint(path, M3_TINY, seed=0)
+    write_checkpoint(path, M3_TINY, seed=7)
     return path
 
 
 @pytest.fixture(scope="module")
-def service(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with launch("agg.sh", path, tmp_path_factory.mktemp("log") / "agg", workers=1) as running:
+def grpc_port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def service(path: Path, grpc_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    flags = f"--grpc-port {grpc_port} --kserve-shared-memory {PREFIX}"
+    with launch(
+        "agg.sh",
+        path,
+        tmp_path_factory.mktemp("log") / "agg",
+        workers=1,
+        environment={"TESSERA_FRONTEND_ARGS": flags},
+    ) as running:
         yield running
+
+
+@pytest.fixture(params=["grpc", "http"])
+def kserve(request: pytest.FixtureRequest, service: Service, grpc_port: int) -> Iterator[KserveClient]:
+    door = Door(http=service.url.removeprefix("http://"), grpc=f"127.0.0.1:{grpc_port}")
+    client = door.client(request.param)
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +180,23 @@ def test_models_list_their_outputs(service: Service) -> None:
     ]
 
 
+def test_rows_are_counted_by_output(service: Service) -> None:
+    def counted() -> dict[str, float]:
+        text = httpx.get(f"{service.url}/metrics").text
+        lines = re.findall(r'^tessera_output_rows_total\{.*output="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+        return {name: float(count) for name, count in lines}
+
+    before = counted()
+    tokens = post(service, input=TEXTS, output_types=["dense", "sparse"]).json()["usage"]["prompt_tokens"]
+    after = counted()
+    assert {name: after[name] - before[name] for name in ("dense", "sparse", "multivector")} == {
+        "dense": 3,
+        "sparse": tokens,
+        "multivector": 0,
+    }
+    assert "dense,sparse" in service.log.read_text()
+
+
 def test_text_embeddings_inferences_routes_give_the_same(service: Service, reference: M3Reference) -> None:
     sparse = httpx.post(f"{service.url}/embed_sparse", json={"inputs": TEXTS}, timeout=60).json()
     tokens = httpx.post(f"{service.url}/embed_all", json={"inputs": TEXTS}, timeout=60).json()
@@ -213,6 +255,97 @@ def test_a_model_that_pools_its_first_token_has_no_chunks(service: Service) -> N
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "late_chunking")
     refused = post(service, "/v1/contextualizedembeddings", inputs=[TEXTS])
     assert refused.status_code == 400 and refused.json()["detail"].startswith("model")
+
+
+def of_rows(found: Any, reference: M3Reference) -> None:
+    """Compare KServe's tensors of ``TEXTS`` with the definitions; behind the end of a row is padding."""
+    indices, values = found("sparse_indices"), found("sparse_values")
+    vectors, lengths = found("multivector"), found("multivector_lengths")
+    assert indices.dtype == lengths.dtype == np.int32 and values.dtype == vectors.dtype == np.float32
+    assert vectors.shape[1] == lengths.max()
+    for row, text in enumerate(TEXTS):
+        tokens = reference.tokens(text)
+        weights = reference.weights(tokens)
+        count = len(weights)
+        assert indices[row].tolist() == [*weights, *[-1] * (indices.shape[1] - count)]
+        np.testing.assert_allclose(values[row, :count], list(weights.values()), atol=1e-5)
+        np.testing.assert_allclose(vectors[row, : lengths[row]], reference.vectors(tokens), atol=1e-5)
+        assert not values[row, count:].any() and not vectors[row, lengths[row] :].any()
+
+
+NAMES = ("sparse_values", "sparse_indices", "multivector", "multivector_lengths")
+
+
+@pytest.mark.kserve
+def test_kserve_lists_the_tensors_of_all_outputs(kserve: KserveClient) -> None:
+    options = {"as_json": True} if kserve.module.__name__.endswith("grpc") else {}
+    metadata = kserve.client.get_model_metadata(MODEL, **options)
+    assert [each["name"] for each in metadata["outputs"]] == [
+        "embeddings",
+        "sparse_indices",
+        "sparse_values",
+        "multivector",
+        "multivector_lengths",
+        "token_count",
+    ]
+
+
+@pytest.mark.kserve
+def test_kserve_gives_the_tensors_that_are_asked_for(kserve: KserveClient, reference: M3Reference) -> None:
+    texts = {"text": np.array(TEXTS, object)}
+    asked = [kserve.module.InferRequestedOutput(name) for name in ("embeddings", *NAMES)]
+    found = kserve.infer(MODEL, texts, outputs=asked)
+    dense = found.as_numpy("embeddings")
+    for row, text in enumerate(TEXTS):
+        np.testing.assert_allclose(dense[row], reference.dense(reference.tokens(text)), atol=1e-5)
+    of_rows(found.as_numpy, reference)
+    plain = kserve.infer(MODEL, texts)
+    np.testing.assert_allclose(plain.as_numpy("embeddings"), dense, atol=1e-6)
+    assert [plain.as_numpy(name) for name in NAMES] == [None] * 4
+    only = kserve.infer(MODEL, texts, outputs=[kserve.module.InferRequestedOutput("sparse_indices")])
+    assert np.array_equal(only.as_numpy("sparse_indices"), found.as_numpy("sparse_indices"))
+    assert only.as_numpy("embeddings") is None
+
+
+@pytest.mark.kserve
+def test_kserve_takes_token_ids_with_empty_rows(kserve: KserveClient, reference: M3Reference) -> None:
+    rows = [reference.tokens(text) for text in TEXTS]
+    ids = np.zeros((5, max(map(len, rows)) + 1), np.int64)
+    mask = np.zeros_like(ids)
+    for place, row in zip((0, 2, 4), rows, strict=True):
+        ids[place, : len(row)], mask[place, : len(row)] = row, 1
+    asked = [kserve.module.InferRequestedOutput(name) for name in ("pooled", *NAMES)]
+    found = kserve.infer("router", {"input_ids": ids, "attention_mask": mask}, outputs=asked)
+    of_rows(lambda name: found.as_numpy(name)[::2], reference)
+    assert (found.as_numpy("sparse_indices")[1::2] == -1).all()
+    assert not found.as_numpy("multivector_lengths")[1::2].any() and not found.as_numpy("pooled")[1::2].any()
+    nothing = kserve.infer("router", {"input_ids": ids[:1], "attention_mask": 0 * mask[:1]}, outputs=asked)
+    assert nothing.as_numpy("pooled").shape == (1, 128)
+    assert nothing.as_numpy("multivector_lengths").tolist() == [0]
+
+
+@pytest.mark.kserve
+def test_kserve_writes_named_tensors_into_shared_memory(kserve: KserveClient) -> None:
+    texts = {"text": np.array(TEXTS, object)}
+    names = [kserve.module.InferRequestedOutput(name) for name in NAMES[:2]]
+    exact = kserve.infer(MODEL, texts, outputs=names)
+    wanted = {name: exact.as_numpy(name) for name in NAMES[:2]}
+    handles, asked = {}, []
+    try:
+        for name, values in wanted.items():
+            key = f"/{PREFIX}{name}"
+            handles[name] = shared_memory.create_shared_memory_region(name, key, values.nbytes)
+            kserve.client.register_system_shared_memory(name, key, values.nbytes)
+            asked.append(kserve.module.InferRequestedOutput(name))
+            asked[-1].set_shared_memory(name, values.nbytes)
+        kserve.infer(MODEL, texts, outputs=asked)
+        for name, values in wanted.items():
+            found = shared_memory.get_contents_as_numpy(handles[name], values.dtype, values.shape)
+            np.testing.assert_allclose(found, values, atol=1e-6)
+    finally:
+        kserve.client.unregister_system_shared_memory()
+        for handle in handles.values():
+            shared_memory.destroy_shared_memory_region(handle)
 
 
 def test_qdrant_searches_named_sparse_and_dense_vectors(service: Service) -> None:

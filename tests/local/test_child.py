@@ -14,6 +14,7 @@ from tessera.local.child import Child, ChildLost
 from tessera.local.content import Content
 from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Load, Used
 from tessera.local.usage import Usage
+from tessera.local.wanted import DEFAULT, Wanted
 
 pytestmark = pytest.mark.service
 
@@ -35,7 +36,7 @@ async def test_what_nobody_waits_for_is_cancelled_in_the_child() -> None:
     child = await Child.start("tests.local.waiting_child", Load([], ""))
     try:
         tasks = [
-            asyncio.create_task(child.ask(lambda number: Embed(number, [], None), EmbeddedRows))
+            asyncio.create_task(child.ask(lambda number: Embed(number, [], DEFAULT), EmbeddedRows))
             for _ in range(3)
         ]
         await asyncio.sleep(0)
@@ -55,7 +56,7 @@ async def test_an_unforeseen_error_is_the_answer_of_its_question_alone() -> None
     child = await Child.start("tests.local.waiting_child", Load([], ""))
     try:
         with pytest.raises(TesseraError, match="internal error: ZeroDivisionError") as raised:
-            await child.ask(lambda number: Embed(number, [], Content(parts=())), EmbeddedRows)
+            await child.ask(lambda number: Embed(number, [], Wanted(query=Content(parts=()))), EmbeddedRows)
         assert raised.value.code == "internal_error"
         assert await child.ask(AskUsage, Used) == Used(1, Usage())
     finally:

@@ -48,9 +48,9 @@ async def test_texts_and_images_go_in_and_rows_come_out_also_after_a_kill() -> N
             Content(parts=(picture(),)),
         ]
         vectors = await engines.embed(contents)
-        assert list(vectors.counts) == [1, 0, 1, 0, 1]
-        assert vectors.rows.shape == (3, engines.model.width)
-        np.testing.assert_allclose(np.linalg.norm(vectors.rows, axis=1), 1, atol=1e-5)
+        assert np.diff(vectors.rows.bounds).tolist() == [1, 0, 1, 0, 1]
+        assert vectors.rows.values.shape == (3, engines.model.width)
+        np.testing.assert_allclose(np.linalg.norm(vectors.rows.values, axis=1), 1, atol=1e-5)
         assert {place: type(error) for place, error in vectors.errors.items()} == {
             1: UnsupportedMedia,
             3: InvalidInput,
@@ -60,7 +60,7 @@ async def test_texts_and_images_go_in_and_rows_come_out_also_after_a_kill() -> N
         (engine,) = [pid for pid in below(os.getpid()) if b"local.engine_process" in command(pid)]
         os.kill(engine, signal.SIGKILL)
         again = await engines.embed(contents)
-        assert (again.rows * vectors.rows).sum(axis=1).min() >= 0.9999
+        assert (again.rows.values * vectors.rows.values).sum(axis=1).min() >= 0.9999
     finally:
         await engines.close()
 

@@ -22,7 +22,7 @@ class Waiting:
     async def answer(self, question: Question) -> Answer:
         if isinstance(question, AskUsage):
             return Used(question.number, Usage(images=self.cancelled))
-        if isinstance(question, Embed) and question.query is not None:
+        if isinstance(question, Embed) and question.wanted.query is not None:
             raise ZeroDivisionError("not foreseen")
         try:
             return await asyncio.get_running_loop().create_future()

@@ -28,9 +28,11 @@ def table(folder: Path, *, dtype: str = "float32", tokens: bool = False, format:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_the_best_come_first_and_equal_contents_are_one(tmp_path: Path, dtype: str, format: str) -> None:
     found = table(tmp_path, dtype=dtype, format=format)
-    query = embedded("q", "text 3").rows
+    query = embedded("q", "text 3").rows.values
     hits = found.search(query, 5)
-    rows = np.concatenate([embedded("", f"text {number}").rows for number in range(40) if number != 33])
+    rows = np.concatenate(
+        [embedded("", f"text {number}").rows.values for number in range(40) if number != 33]
+    )
     cosines = (rows @ query[0]) / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
     assert [place.id for place in hits[0].places] == ["id-3", "id-33"] and len(hits) == 5
     assert np.allclose([hit.score for hit in hits], np.sort(cosines)[::-1][:5], atol=0.02)
@@ -40,12 +42,12 @@ def test_the_best_come_first_and_equal_contents_are_one(tmp_path: Path, dtype: s
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_token_vectors_are_compared_each_with_its_best(tmp_path: Path, dtype: str) -> None:
     found = table(tmp_path, dtype=dtype, tokens=True)
-    query = embedded("q", "text 5", rows=2).rows
+    query = embedded("q", "text 5", rows=2).rows.values
     unit = query / np.linalg.norm(query, axis=1, keepdims=True)
     wanted = {}
     for number in range(40):
         if number != 33:
-            rows = embedded("", f"text {number}", rows=1 + number % 3).rows
+            rows = embedded("", f"text {number}", rows=1 + number % 3).rows.values
             rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
             wanted[f"id-{number}"] = float((unit @ rows.T).max(axis=1).sum())
     hits = found.search(query, 40)

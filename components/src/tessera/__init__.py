@@ -4,12 +4,12 @@
 """
 
 __version__ = "0.1.0"
-__all__ = ["Embedder", "Ranked", "__version__"]
+__all__ = ["EmbeddedOutputs", "Embedder", "Ranked", "SparseVector", "__version__"]
 
 # As type checkers read it; ``typing`` is not imported for it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tessera.embedder import Embedder, Ranked
+    from tessera.embedder import EmbeddedOutputs, Embedder, Ranked, SparseVector
 else:
 
     def __getattr__(name: str) -> object:

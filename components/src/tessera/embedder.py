@@ -12,16 +12,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import length_hint
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import InvalidInput, UnsupportedRoute
-from tessera.frontend.api.formats import finish, sigmoid
+from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.values import expected
 from tessera.frontend.widths import Widths
 from tessera.local.background import BackgroundEngines
+from tessera.local.collected import SparseVector as SparseVector
+from tessera.local.collected import collecting
 from tessera.local.content import Content
 from tessera.local.flags import check_worker_flags
 from tessera.local.groups import Size, size_of, take
@@ -30,14 +32,27 @@ from tessera.local.model_info import ModelInfo
 from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.local.vectors import Vectors
+from tessera.local.wanted import DEFAULT, Wanted
 from tessera.models.base import OutputKind, Role, Truncate
 
 Progress: TypeAlias = bool | Callable[[int, int | None], object]
 """True for a line on standard error, or what is called with the inputs that are done and how many there
 are: None where a generator does not say."""
 EmbeddedInputs: TypeAlias = npt.NDArray[np.float32] | Any
-"""float32 ``[inputs, width]``; of a model with token vectors a list of float32 ``[tokens, width]``, which a
-type checker is not made to ask for everywhere."""
+"""float32 ``[inputs, width]``; of a model with token vectors a list of float32 ``[tokens, width]``, and of
+one with sparse weights a list of ``SparseVector``, which a type checker is not made to ask for everywhere."""
+
+
+class EmbeddedOutputs(TypedDict, total=False):
+    """The outputs that were asked for by name, each of all inputs in their order.
+
+    ``dense`` is float32 ``[inputs, width]``, and ``multivector`` has a float32 ``[tokens, width]`` of each.
+    """
+
+    dense: npt.NDArray[np.float32]
+    sparse: list[SparseVector]
+    multivector: list[npt.NDArray[np.float32]]
+
 
 _Reporter = Callable[[int, bool], object]
 """Is called with the inputs that are done, and whether no more will be."""
@@ -105,6 +120,7 @@ class Embedder:
         """What the model is: its name, ``kind`` of output, ``width`` and narrower ``dimensions``."""
         return self._engines.model
 
+    @overload
     def embed(
         self,
         inputs: Iterable[InputLike],
@@ -112,39 +128,55 @@ class Embedder:
         role: Literal["query", "passage"] | None = None,
         instruction: str | None = None,
         dimensions: int | None = None,
+        outputs: None = None,
         progress: Progress = False,
-    ) -> EmbeddedInputs:
+    ) -> EmbeddedInputs: ...
+
+    @overload
+    def embed(
+        self,
+        inputs: Iterable[InputLike],
+        *,
+        role: Literal["query", "passage"] | None = None,
+        instruction: str | None = None,
+        dimensions: int | None = None,
+        outputs: Sequence[str],
+        progress: Progress = False,
+    ) -> EmbeddedOutputs: ...
+
+    def embed(
+        self,
+        inputs: Iterable[InputLike],
+        *,
+        role: Literal["query", "passage"] | None = None,
+        instruction: str | None = None,
+        dimensions: int | None = None,
+        outputs: Sequence[str] | None = None,
+        progress: Progress = False,
+    ) -> EmbeddedInputs | EmbeddedOutputs:
         """Return the vectors of inputs, in their order, as float32 ``[inputs, width]``.
 
         Of a model with token vectors it is a list with float32 ``[tokens, width]`` for each input. An input
         is a text, an image (a path, bytes, a PIL image), an object with ``text`` and ``image``, or a list of
         such parts; ``image`` may be a URL as well. Inputs are taken as they are needed. ``role`` is what they
         are for, ``instruction`` what a query's prompt says where the model takes one, and ``dimensions`` a
-        width that the model offers. Raises ``TesseraError`` where an input cannot be embedded.
+        width that the model offers. With ``outputs``, names of ``model.outputs``, the answer has each of them
+        by its name, all of one pass. Raises ``TesseraError`` where an input cannot be embedded.
         """
         info = self.model
         if info.kind is OutputKind.SCORE:
             raise UnsupportedRoute(f"{info.name} gives scores of pairs, and no vectors: use rerank")
         width = self._width(dimensions)
         contents = read_inputs(inputs, "input", _role(role), _instruction(instruction))
-        several: list[npt.NDArray[np.float32]] = []
-        # It grows in place where the number of inputs is not known: twice the result is never in memory.
-        table = np.empty((length_hint(inputs, 1024), width), np.float32)
-        done = 0
-        for vectors in self._run(contents, None, _reporter(progress, inputs)):
-            rows = finish(vectors.rows, width=width, normalize=True)
-            if info.kind is OutputKind.TOKENS:
-                bounds = np.cumsum(vectors.counts)
-                several += [own.copy() for own in np.split(rows, bounds[:-1])]
-            else:
-                if done + len(rows) > len(table):
-                    table.resize((done + done // 4 + len(rows), width), refcheck=False)
-                table[done : done + len(rows)] = rows
-            done += len(vectors)
-        if info.kind is OutputKind.TOKENS:
-            return several
-        table.resize((done, width), refcheck=False)
-        return table
+        asked = info.of_width(width).asked(_names(outputs), "outputs")
+        most = length_hint(inputs, 1024)
+        collected = {output.name: collecting(output.kind, output.width, most) for output in asked}
+        wanted = DEFAULT if outputs is None else Wanted(outputs=tuple(collected))
+        for vectors in self._run(contents, wanted, _reporter(progress, inputs)):
+            for found, rows in zip(collected.values(), vectors.rows.each(), strict=True):
+                found.add(rows)
+        results: Any = {name: found.result() for name, found in collected.items()}
+        return results[asked[0].name] if outputs is None else results
 
     def rerank(
         self,
@@ -167,8 +199,8 @@ class Embedder:
         asked = read_input(query, "query", Role.QUERY, _instruction(instruction))
         contents = read_inputs(documents, "documents", Role.PASSAGE, None)
         given: list[float] = []
-        for vectors in self._run(contents, asked, _reporter(progress, documents)):
-            given += vectors.rows[:, 0].tolist()
+        for vectors in self._run(contents, Wanted(query=asked), _reporter(progress, documents)):
+            given += vectors.rows.values[:, 0].tolist()
         values = np.array(given, np.float32)
         # By what the model gave: as probabilities, far logits become equal.
         order = np.argsort(-values, kind="stable")[:top_n]
@@ -192,14 +224,12 @@ class Embedder:
     ) -> None:
         self.close()
 
-    def _run(
-        self, contents: Iterator[Content], query: Content | None, report: _Reporter
-    ) -> Iterator[Vectors]:
-        """Yield the vectors of contents, or their scores for a query, group by group in their order."""
+    def _run(self, contents: Iterator[Content], wanted: Wanted, report: _Reporter) -> Iterator[Vectors]:
+        """Yield what is wanted of contents, group by group in their order."""
         waiting: deque[tuple[Sequence[Content], Future[Vectors]]] = deque()
         done = 0
         self._engines.check()
-        own = size_of(query.parts) if query is not None else (0, 0)
+        own = size_of(wanted.query.parts) if wanted.query is not None else (0, 0)
 
         def size(content: Content) -> Size:
             weight, nbytes = size_of(content.parts)
@@ -209,7 +239,7 @@ class Embedder:
             while True:
                 group, total = take(contents, size)
                 if group:
-                    waiting.append((group, self._engines.submit(group, query, total)))
+                    waiting.append((group, self._engines.submit(group, wanted, total)))
                 while waiting and (not group or waiting[0][1].done()):
                     vectors = self._vectors(*waiting.popleft())
                     done += len(vectors)
@@ -246,6 +276,14 @@ def _role(role: str | None) -> Role:
     if role not in (Role.QUERY, Role.PASSAGE):
         raise expected("role", "query or passage", role)
     return Role(role)
+
+
+def _names(outputs: Sequence[str] | None) -> Sequence[str]:
+    if outputs is None:
+        return ()
+    if not outputs or isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
+        raise expected("outputs", "a list of names", outputs)
+    return outputs
 
 
 def _instruction(instruction: str | None) -> str | None:

@@ -147,5 +147,5 @@ async def estimate(
         kind.seconds = time.monotonic() - started
         good = [one for one in made if isinstance(one, Embedded)]
         kind.sampled, kind.failed = len(good), len(made) - len(good)
-        kind.values = sum(one.rows.size for one in good)
+        kind.values = sum(rows.values.size for one in good for rows in one.rows.each())
     return found

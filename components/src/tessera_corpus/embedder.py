@@ -9,10 +9,10 @@ from typing import Annotated, Protocol
 import msgspec
 
 from tessera.local.content import Content
-from tessera.local.model_info import ModelInfo
+from tessera.local.model_info import ModelInfo, OutputInfo
 from tessera.local.options import VectorOptions
 from tessera.local.usage import Usage
-from tessera.models.base import Role, Truncate
+from tessera.models.base import OutputKind, Role, Truncate
 from tessera.settings import NOT_NEGATIVE, Setting
 from tessera_corpus.item import Embedded, Failure, Item
 
@@ -71,6 +71,30 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="tokens of one item; 0: the model's own limit"),
     ] = 0
+    outputs: Annotated[
+        str,
+        Setting(
+            flag="--outputs",
+            metavar="NAME,...",
+            help="which of the model's outputs an item becomes, a column for each: dense, sparse, "
+            "multivector, as far as it has them; the model's first by default",
+        ),
+    ] = ""
+
+    def asked(self, model: ModelInfo) -> tuple[OutputInfo, ...]:
+        """Return the outputs that an item becomes, in the model's order.
+
+        Raises ``InvalidInput`` for one that the model does not have.
+        """
+        names = [name for word in self.outputs.split(",") if (name := word.strip())]
+        found = model.asked(names, "--outputs")
+        return tuple([output for output in model.outputs if output in found])
+
+    def names(self, model: ModelInfo) -> tuple[str, ...]:
+        """Return what outputs are to be asked for by name: none where a vector is all that is wanted."""
+        asked = self.asked(model)
+        default = asked == model.outputs[:1] and asked[0].kind is not OutputKind.SPARSE
+        return () if default else tuple([output.name for output in asked])
 
     @property
     def options(self) -> VectorOptions:

@@ -11,6 +11,7 @@ from tessera.local.model_info import ModelInfo
 from tessera.local.plan import EnginePlan
 from tessera.local.usage import Usage
 from tessera.local.vectors import Vectors
+from tessera.local.wanted import Wanted
 from tessera_corpus.embedder import VectorSettings
 from tessera_corpus.item import Embedded, Failure, Item
 
@@ -22,10 +23,11 @@ class EngineEmbedder:
     """
 
     def __init__(self, plan: EnginePlan, vectors: VectorSettings, served: ModelInfo) -> None:
-        """``served`` is what the engines of ``plan`` have."""
+        """``served`` is what the engines of ``plan`` have. Raises ``InvalidInput`` for other outputs."""
         self.served = served
         self._plan = plan
         self._vectors = vectors
+        self._wanted = Wanted(outputs=vectors.names(served))
         self._starting: asyncio.Task[Engines] | None = None
 
     @classmethod
@@ -43,7 +45,8 @@ class EngineEmbedder:
 
     async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         engines = await self._started()
-        return outcomes(items, await engines.embed([self._vectors.content_of(item) for item in items]))
+        contents = [self._vectors.content_of(item) for item in items]
+        return outcomes(items, await engines.embed(contents, self._wanted))
 
     async def usage(self) -> Usage:
         starting = self._starting

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from tessera.local.content import Part, nbytes_of
 from tessera.models.base import Role
+from tessera.rows import Rows
 from tessera_corpus.position import Position
 
 
@@ -54,7 +53,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def failed(self, reason: str) -> Failure:
         return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
 
-    def embedded(self, rows: npt.NDArray[np.float32], tokens: int) -> Embedded:
+    def embedded(self, rows: Rows, tokens: int) -> Embedded:
         """``rows`` and ``tokens`` as ``Embedded`` has them."""
         return Embedded(
             id=self.id,
@@ -136,7 +135,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Embedded:
-    """An item's vector, or one for each of its tokens: float32 ``[rows, width]``; and its token count."""
+    """An item's rows, of its outputs in the order of the output's columns, and its token count."""
 
     id: str
     source: str
@@ -144,7 +143,7 @@ class Embedded:
     place: int | None = None
     content_hash: bytes
     warning: str | None = None
-    rows: npt.NDArray[np.float32]
+    rows: Rows
     tokens: int
 
 

@@ -247,7 +247,7 @@ class _Writer:
             self._output.put(good)
         progress = self._progress
         progress.embedded += len(good)
-        progress.vectors += sum(len(one.rows) for one in good)
+        progress.vectors += sum(len(one.rows.values) for one in good)
         progress.tokens += sum(one.tokens for one in good)
         for one in made:
             if isinstance(one, Failure):

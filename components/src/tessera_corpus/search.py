@@ -70,6 +70,11 @@ class Table:
             raise ConfigError(
                 f"{out}: holds lines of a batch; a table is searched: --format parquet or lance"
             )
+        if not description.kind.width:
+            held = ", ".join([column.name for column in description.kind.columns])
+            raise ConfigError(
+                f"{out}: holds no vectors to compare, only {held}; --outputs named no dense ones"
+            )
         self._out = out
         self._lance = description.format == "lance"
         self.kind: VectorKind = description.kind

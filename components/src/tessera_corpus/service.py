@@ -7,7 +7,8 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import accumulate, groupby
 from typing import Annotated, Any, Final, Self
 
 import httpx2
@@ -18,9 +19,11 @@ import orjson
 import pybase64
 
 from tessera.errors import ConfigError, ProtocolError, Unavailable
-from tessera.local.model_info import ModelInfo
+from tessera.local.model_info import ModelInfo, OutputInfo
 from tessera.local.usage import Usage
+from tessera.local.vectors import with_others
 from tessera.models.base import OutputKind, Role
+from tessera.rows import Rows
 from tessera.settings import POSITIVE, Setting
 from tessera.terminal import no_answer
 from tessera_corpus.embedder import VectorSettings
@@ -113,8 +116,7 @@ class Service:
             return ModelInfo(
                 name=model["model"],
                 fingerprint=model["fingerprint"],
-                kind=OutputKind(model["output"]["kind"]),
-                width=model["output"]["width"],
+                outputs=tuple([msgspec.convert(output, OutputInfo) for output in model["outputs"]]),
                 images=model["images"],
                 checkpoint=model["checkpoint"] or "",
             )
@@ -165,6 +167,7 @@ class ServiceEmbedder:
         self.served = served
         self._service = service
         self._vectors = vectors
+        self._outputs = vectors.names(served)
         self._places = asyncio.Semaphore(settings.concurrency)
         self._patience = settings.patience_seconds
         self._images = self._cached = 0
@@ -178,7 +181,7 @@ class ServiceEmbedder:
         try:
             served = await service.served(model)
             if vectors.dimensions:
-                served = msgspec.structs.replace(served, width=vectors.dimensions)
+                served = served.of_width(vectors.dimensions)
             return cls(service, served, vectors, settings)
         except BaseException:
             await service.close()
@@ -219,12 +222,12 @@ class ServiceEmbedder:
                     half = len(items) // 2
                     return await self._embed(items[:half], prompt) + await self._embed(items[half:], prompt)
                 return [items[0].failed(said_of(answer))]
-            rows, bounds, errors = self._read(answer, len(asked))
+            rows, errors = self._read(answer, len(asked))
             again: list[int] = []
             for place, index in enumerate(left):
                 item, code = items[index], errors.get(place)
                 if code is None:
-                    made[index] = _embedded(item, rows[bounds[place] : bounds[place + 1]])
+                    made[index] = _embedded(item, rows.of(place))
                 elif code in _PASSING:
                     again.append(index)
                 else:
@@ -243,14 +246,14 @@ class ServiceEmbedder:
             answer = await self._service.ask("POST", "/v1/embeddings", body)
         if not answer.is_success:
             return item.failed(said_of(answer))
-        return _embedded(item, self._read(answer, 1)[0])
+        return _embedded(item, self._read(answer, 1)[0].of(0))
 
     def _body(self, items: Sequence[Item], prompt: dict[str, str]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.served.name,
             "input": [[_part(part) for part in item.parts if part] for item in items],
             **prompt,
-            "encoding_format": "bytes",
+            "encoding_format": "base64" if self._outputs else "bytes",
             "truncate": self._vectors.truncate.truncate.value,
             "partial": True,
             "priority": _PRIORITY,
@@ -259,24 +262,60 @@ class ServiceEmbedder:
             body["dimensions"] = self._vectors.dimensions
         if self._vectors.max_tokens:
             body["truncate_prompt_tokens"] = self._vectors.max_tokens
+        if self._outputs:
+            body["output_types"] = self._outputs
         return body
 
-    def _read(
-        self, answer: httpx2.Response, inputs: int
-    ) -> tuple[npt.NDArray[np.float32], Sequence[int], dict[int, str]]:
-        """The rows, which of them are an input's, and the codes of errors by input."""
+    def _read(self, answer: httpx2.Response, inputs: int) -> tuple[Rows, dict[int, str]]:
+        """The rows, and the codes of errors by input."""
         try:
-            said = orjson.loads(answer.headers["metadata"])
-            rows = np.frombuffer(answer.content, "<f4").reshape(said["shape"])
-            bounds = said.get("bounds") or list(range(inputs + 1))
-            if rows.shape[1] != self.served.width or len(bounds) != inputs + 1 or bounds[-1] != len(rows):
-                raise ValueError(f"{list(rows.shape)} of {inputs} inputs")
+            if self._outputs:
+                said = orjson.loads(answer.content)
+                data = said["data"]
+                if len(data) != inputs:
+                    raise ValueError(f"{len(data)} of {inputs} inputs")
+                first, *others = [_column(output, data) for output in self._vectors.asked(self.served)]
+                rows = with_others(first, others)
+                errors = {place: row["error"]["code"] for place, row in enumerate(data) if row.get("error")}
+            else:
+                said = orjson.loads(answer.headers["metadata"])
+                values = np.frombuffer(answer.content, "<f4").reshape(said["shape"])
+                bounds = said.get("bounds") or list(range(inputs + 1))
+                whole = len(bounds) == inputs + 1 and bounds[-1] == len(values)
+                if values.shape[1] != self.served.width or not whole:
+                    raise ValueError(f"{list(values.shape)} of {inputs} inputs")
+                rows = _rows(values, bounds)
+                errors = {int(place): code for place, code in said.get("errors", {}).items()}
             details = said["usage"]["prompt_tokens_details"]
             self._images += details["image_tokens"]
             self._cached += details["cached_tokens"]
-            return rows, bounds, {int(place): code for place, code in said.get("errors", {}).items()}
+            return rows, errors
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"{self._service.url} does not answer as Tessera does: {error}") from error
+
+
+def _rows(values: npt.NDArray[np.float32], bounds: Sequence[int]) -> Rows:
+    return Rows(values, np.asarray(bounds, np.int64), np.ones(len(values), np.float32))
+
+
+def _column(output: OutputInfo, data: Sequence[dict[str, Any]]) -> Rows:
+    """Return the rows of an output, none of an input that failed; raises what a form of another kind does."""
+    values: list[npt.NDArray[np.float32]] = []
+    ids: list[npt.NDArray[np.int32]] = []
+    for row in data:
+        if row.get("error"):
+            values.append(np.empty((0, output.width), np.float32))
+        elif output.kind is OutputKind.SPARSE:
+            sparse = row["sparse_embedding"]
+            values.append(np.array(sparse["values"], np.float32)[:, None])
+            ids.append(np.array(sparse["indices"], np.int32))
+        else:
+            key = "multi_vector" if output.kind is OutputKind.TOKENS else "embedding"
+            values.append(np.frombuffer(pybase64.b64decode(row[key]), "<f4").reshape(-1, output.width))
+    rows = _rows(np.concatenate(values), [0, *accumulate(map(len, values))])
+    if output.kind is OutputKind.SPARSE:
+        rows = replace(rows, indices=np.concatenate([*ids, np.empty(0, np.int32)]))
+    return rows
 
 
 def _part(part: Any) -> dict[str, Any]:
@@ -286,7 +325,7 @@ def _part(part: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
-def _embedded(item: Item, rows: npt.NDArray[np.float32]) -> Embedded:
+def _embedded(item: Item, rows: Rows) -> Embedded:
     # How many tokens an input had is not in an answer.
     return item.embedded(rows, tokens=0)
 

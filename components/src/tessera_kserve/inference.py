@@ -24,14 +24,15 @@ from tessera_kserve.models import (
     VERSION,
     Offer,
     Offers,
-    Spec,
     Work,
     check_inputs,
     check_outputs,
     written,
 )
+from tessera_kserve.outputs import padded_bytes
 from tessera_kserve.shared_memory.cuda import have_driver
 from tessera_kserve.shared_memory.regions import Regions
+from tessera_kserve.spec import Spec
 from tessera_kserve.statistics import STEPS, Spent, Statistics
 from tessera_kserve.tensors import BYTES
 
@@ -149,9 +150,11 @@ class Inference:
         """Wait for room as often as it takes: that of a request is known in full once it has been read."""
         served, request = offer.served, work.request
         assert request is not None
-        (output,) = served.pipeline.outputs_of(request)
-        width = output.width
-        note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
+        note(
+            inputs=len(request.inputs),
+            images=sum(len(entry.images) for entry in request.inputs),
+            outputs=",".join(request.outputs) or None,
+        )
 
         def take() -> None:
             exchange.ticket = self._service.admission.enter(exchange.client, call.nbytes)
@@ -177,7 +180,7 @@ class Inference:
                     prepared = await served.pipeline.prepare(request, of_request)
                 if prepared.good:
                     cost = prepared.cost
-                    nbytes = max(work.nbytes, 4 * width * cost.rows)
+                    nbytes = max(work.nbytes, padded_bytes(prepared.outputs, cost.each, work.rows))
                     self._check_size(nbytes)
                     exchange.pay(cost.tokens, cost.units, nbytes)
                 result = await served.pipeline.embed(prepared, of_request)

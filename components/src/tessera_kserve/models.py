@@ -12,6 +12,7 @@ of its own, so that a client that asks for all that ``router`` has does not move
 takes ``pixel_values`` and gives ``image_features`` ``[rows, tiles * rows of a tile, width]``.
 
 The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
+Both give further outputs of a model that has some: ``outputs`` has their tensors.
 
 With one served model these have the short names; with several each has its model's name before it, as
 ``some_model_router``. Names are compared as NVIDIA's clients write them: without case, and with ``_`` for all
@@ -33,7 +34,6 @@ import pybase64
 
 from tessera.errors import InvalidInput, ModelNotFound
 from tessera.frontend.api.content import InputBuilder, check_modality
-from tessera.frontend.api.formats import finish
 from tessera.frontend.api.values import clip
 from tessera.frontend.request import (
     BARE_BASE64,
@@ -48,43 +48,18 @@ from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
 from tessera.models.base import STATES, VISION, OutputKind, Role, StagedModel, Truncate, VisionSpec
 from tessera_kserve.call import Call
+from tessera_kserve.outputs import Made, OutputTensors
+from tessera_kserve.spec import FLOATS, Spec
 from tessera_kserve.tensors import BYTES, Tensor, floats
 
 VERSION: Final = "1"
 """Of every model: there is no other."""
 _MOST_ROWS: Final = 256
 """Of one call: NVIDIA's clients make batches of this many, or of 30."""
-FLOATS: Final = ("FP32", "FP16", "BF16")
 _INTEGERS: Final = ("INT64", "INT32")
 # Triton's 1 is the most urgent, and where two is the default our 0 stands for it.
 _DEFAULT_PRIORITY: Final = 2
 _INT64: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """A tensor without its first dimension, the rows; -1 is any size.
-
-    ``datatypes`` are all that an input may have, the first is announced. With ``flat`` it is a number for
-    each row, whose shape has the rows alone. With ``several`` a row may have several such tensors, by one
-    more dimension behind the rows.
-    """
-
-    name: str
-    datatypes: tuple[str, ...]
-    dims: tuple[int, ...]
-    optional: bool = False
-    flat: bool = False
-    several: bool = False
-
-    @property
-    def datatype(self) -> str:
-        return self.datatypes[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As metadata says it."""
-        return (-1,) if self.flat else (-1, *self.dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +72,7 @@ class Work:
 
     request: EmbeddingsRequest | None
     rows: int
-    write: Callable[[Result | None], dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]]
+    write: Callable[[Result | None], Made]
     nbytes: int = 0
 
 
@@ -209,7 +184,11 @@ class Router:
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
-        return (Spec(name="pooled", datatypes=FLOATS, dims=(self.served.model.output.width,)),)
+        return self._tensors.specs
+
+    @property
+    def _tensors(self) -> OutputTensors:
+        return OutputTensors("pooled", self.served.served)
 
     @property
     def most_rows(self) -> int:
@@ -236,22 +215,23 @@ class Router:
 
     def read(self, call: Call) -> Work:
         rows, filled, inputs = self.rows(call)
-        width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
-        dimensions = call.whole("dimensions")
         request = EmbeddingsRequest(
-            inputs=inputs, dimensions=dimensions, normalize=normalize, priority=priority_of(call)
+            inputs=inputs,
+            outputs=self._tensors.asked(call),
+            dimensions=call.whole("dimensions"),
+            normalize=call.flag("normalize", default=True),
+            priority=priority_of(call),
         )
 
-        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
-            shape = len(rows), dimensions or width
-            if result is None:
-                return {"pooled": np.zeros(shape, np.float32)}
-            found = finish(result.rows.values, width=shape[1], normalize=normalize)
-            if len(filled) == len(rows):
-                return {"pooled": found}
-            pooled = np.zeros(shape, np.float32)
-            pooled[filled] = found
-            return {"pooled": pooled}
+        def write(result: Result | None) -> Made:
+            return self._tensors.write(
+                {} if result is None else result.outputs,
+                request.outputs,
+                rows=len(rows),
+                filled=filled,
+                dimensions=request.dimensions,
+                normalize=request.normalize,
+            )
 
         return Work(request=request if inputs else None, rows=len(rows), write=write)
 
@@ -336,7 +316,7 @@ class States:
         ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
         shape = (*ids.shape, self.model.state_width)
 
-        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+        def write(result: Result | None) -> Made:
             states = np.zeros(shape, np.float32)
             if result is not None:
                 places = np.ones(ids.shape, bool) if mask is None else mask.values != 0
@@ -405,7 +385,7 @@ class Vit:
             for index in range(rows)
         )
 
-        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+        def write(result: Result | None) -> Made:
             assert result is not None
             return {"image_features": result.rows.values.reshape(shape)}
 
@@ -462,9 +442,13 @@ class Texts:
     @property
     def outputs(self) -> tuple[Spec, ...]:
         return (
-            Spec(name="embeddings", datatypes=FLOATS, dims=(self.served.model.output.width,)),
+            *self._tensors.specs,
             Spec(name="token_count", datatypes=("INT32",), dims=(1,), flat=True),
         )
+
+    @property
+    def _tensors(self) -> OutputTensors:
+        return OutputTensors("embeddings", self.served.served)
 
     @property
     def most_rows(self) -> int:
@@ -495,19 +479,26 @@ class Texts:
             raise InvalidInput("truncate: expected NONE, START or END", param="truncate")
         builder = InputBuilder(role=roles[asked], limits=self.served.served.limits)
         inputs = tuple(_entry(builder, columns, index, by_default=asked is None) for index in range(rows))
-        width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
         request = EmbeddingsRequest(
             inputs=inputs,
+            outputs=self._tensors.asked(call),
             dimensions=call.whole("dimensions"),
-            normalize=normalize,
+            normalize=call.flag("normalize", default=True),
             truncate=Truncate(truncate),
             priority=priority_of(call),
         )
 
-        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+        def write(result: Result | None) -> Made:
             assert result is not None
-            vectors = finish(result.rows.values, width=request.dimensions or width, normalize=normalize)
-            return {"embeddings": vectors, "token_count": np.asarray(result.lengths, np.int32)}
+            made = self._tensors.write(
+                result.outputs,
+                request.outputs,
+                rows=rows,
+                filled=range(rows),
+                dimensions=request.dimensions,
+                normalize=request.normalize,
+            )
+            return made | {"token_count": np.asarray(result.lengths, np.int32)}
 
         return Work(request=request, rows=rows, write=write)
 
@@ -599,14 +590,12 @@ def _check(spec: Spec, tensor: Tensor) -> None:
         )
 
 
-def written(
-    offer: Offer, call: Call, made: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]
-) -> tuple[Tensor, ...]:
+def written(offer: Offer, call: Call, made: Made) -> tuple[Tensor, ...]:
     """The outputs that a call asks for, in its order."""
     whole = call.text("datatype")
     names: Sequence[tuple[str, str | None]] = [
         (wanted.name, _datatype(wanted.parameters.get("datatype"), wanted.name)) for wanted in call.outputs
-    ] or [(spec.name, None) for spec in offer.outputs]
+    ] or [(spec.name, None) for spec in offer.outputs if not spec.optional]
     found: list[Tensor] = []
     for name, own in names:
         values = made[name]

@@ -320,7 +320,9 @@ async def test_a_model_of_token_rows_scores_by_max_sim_with_the_queries_rows_fet
     assert (scores.usage.text_tokens, scores.usage.cached_tokens) == (tokens, len(queries) + 3)
     counted = served.metrics.registry.get_sample_value
     assert counted("tessera_pairs_total", {"model": "m"}) == 3
-    assert counted("tessera_output_rows_total", {"model": "m"}) == sum(map(len, queries))
+    assert counted("tessera_output_rows_total", {"output": "multivector", "model": "m"}) == sum(
+        map(len, queries)
+    )
 
 
 def ids(text: str) -> bytes:

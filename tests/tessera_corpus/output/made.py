@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from blake3 import blake3
 
+from tessera.models.base import OutputKind
+from tessera.rows import Rows
 from tessera_corpus.item import Embedded
 from tessera_corpus.output.output import Output
-from tessera_corpus.output.row import VectorKind
+from tessera_corpus.output.row import Column, VectorKind
 from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.shard import Shard
 
@@ -44,6 +47,22 @@ def place_of(id: str) -> int | None:
     return int(id.removeprefix("list#")) if id.startswith("list#") else None
 
 
+THREE = (
+    Column(name="sparse", kind=OutputKind.SPARSE, width=1),
+    Column(name="multivector", kind=OutputKind.TOKENS, width=WIDTH),
+)
+"""The columns beside ``vector`` of a model with three outputs."""
+
+
+def three(id: str, text: str) -> Embedded:
+    """An item with a vector, the columns of ``THREE``, and as many weights as its text has characters."""
+    made = embedded(id, text)
+    ids = np.cumsum(np.frombuffer(text.encode(), np.uint8), dtype=np.int32)
+    ones = np.ones(len(ids), np.float32)
+    weights = Rows(ids[:, None].astype(np.float32) / 8, np.array((0, len(ids))), ones, ids)
+    return replace(made, rows=replace(made.rows, others=(weights, embedded(id, text, rows=3).rows)))
+
+
 def embedded(id: str, text: str, rows: int = 1) -> Embedded:
     values = np.frombuffer(blake3(text.encode()).digest(rows * WIDTH), np.int8).astype(np.float32)
     return Embedded(
@@ -52,7 +71,7 @@ def embedded(id: str, text: str, rows: int = 1) -> Embedded:
         page=None,
         place=place_of(id),
         content_hash=content_of(text),
-        rows=values.reshape(rows, WIDTH) / 128,
+        rows=Rows(values.reshape(rows, WIDTH) / 128, np.array((0, rows)), np.ones(rows, np.float32)),
         tokens=3 * rows,
     )
 
@@ -93,6 +112,8 @@ def rows_in(out: Path) -> list[dict[str, Any]]:
                         "id": line["custom_id"] + place,
                         "content_hash": content_hash,
                         "vector": vector["embedding"],
+                        "sparse": vector.get("sparse_embedding"),
+                        "multivector": vector.get("multi_vector"),
                     }
                 )
     return rows
@@ -104,5 +125,5 @@ def texts_in(out: Path, corpus: dict[str, str]) -> list[str]:
     for row in rows:
         wanted = embedded(row["id"], corpus[row["id"]])
         assert row["content_hash"] == wanted.content_hash
-        assert row["vector"] == wanted.rows[0].tolist()
+        assert row["vector"] == wanted.rows.values[0].tolist()
     return sorted(row["id"] for row in rows)

@@ -16,7 +16,9 @@ from tessera.frontend.request import EmbedDtype
 from tessera_corpus.item import Failure
 from tessera_corpus.shard import Shard
 from tests.tessera_corpus.output.made import (
+    THREE,
     WIDTH,
+    content_of,
     embedded,
     fill,
     kind_of,
@@ -24,6 +26,7 @@ from tests.tessera_corpus.output.made import (
     place_of,
     rows_in,
     texts_in,
+    three,
     write_lance,
 )
 
@@ -77,8 +80,49 @@ def test_token_vectors(tmp_path: Path, format: str, dtype: str) -> None:
     output.close()
     for item, row in zip(items, rows_in(tmp_path), strict=True):
         values = np.array(row["vector"], dtype)
-        assert values.shape == (len(item.rows), WIDTH)
-        assert np.array_equal(values, convert(item.rows, EmbedDtype(dtype)))
+        assert values.shape == (len(item.rows.values), WIDTH)
+        assert np.array_equal(values, convert(item.rows.values, EmbedDtype(dtype)))
+
+
+@formats
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_column_for_each_output(tmp_path: Path, format: str, dtype: str) -> None:
+    kind = kind_of(others=THREE, dtype=dtype)
+    items = [three("a", "b"), three("list#1", "some text"), three("c's", "")]
+    for some in (items[:1], items[1:]):
+        output = opened(tmp_path, format=format, kind=kind)
+        output.put(some)
+        output.close()
+    # What an output holds is rewritten with all of its columns.
+    items[0] = three("a", "changed")
+    output = opened(tmp_path, format=format, kind=kind)
+    assert not output.done("a", content_of("changed")) and output.done("c's", content_of(""))
+    output.put(items[:1])
+    output.close()
+    found = {row["id"]: row for row in rows_in(tmp_path)}
+    assert sorted(found) == ["a", "c's", "list#1"]
+    for item in items:
+        dense, weights, vectors = item.rows.each()
+        row = found[item.id]
+        element = EmbedDtype(dtype)
+        assert np.array_equal(np.array(row["vector"], dtype), convert(dense.values, element)[0])
+        assert np.array_equal(np.array(row["multivector"], dtype), convert(vectors.values, element))
+        assert weights.indices is not None
+        assert row["sparse"] == {
+            "indices": weights.indices.tolist(),
+            "values": weights.values[:, 0].tolist(),
+        }
+
+
+@formats
+def test_a_run_with_other_outputs_is_not_mixed_with_what_is_there(tmp_path: Path, format: str) -> None:
+    fill(opened(tmp_path, format=format), CORPUS.items())
+    with pytest.raises(ConfigError, match="columns vector, sparse, multivector, not vector"):
+        opened(tmp_path, format=format, kind=kind_of(others=THREE))
+    with pytest.raises(ConfigError, match="columns sparse, not vector"):
+        opened(tmp_path, format=format, kind=kind_of(others=THREE[:1], width=0))
+    with pytest.raises(ValueError, match="3 outputs for 1 columns"):
+        opened(tmp_path, format=format).put([three("a", "b")])
 
 
 @formats
@@ -133,7 +177,7 @@ def test_lines_are_those_of_a_batch(tmp_path: Path) -> None:
     assert one["id"].startswith("batch_req_")
     (vector,) = one["response"]["body"]["data"]
     assert (vector["object"], vector["index"]) == ("embedding", 0)
-    assert vector["embedding"] == embedded("one", "1").rows[0].tolist()
+    assert vector["embedding"] == embedded("one", "1").rows.values[0].tolist()
     body = several["response"]["body"]
     assert [vector["index"] for vector in body["data"]] == [0, 1]
     assert (body["object"], body["model"], body["usage"]) == (

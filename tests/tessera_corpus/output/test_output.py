@@ -100,7 +100,7 @@ def test_columns(tmp_path: Path, dtype: str, tokens: bool) -> None:
     assert b'"fingerprint":"f"' in table.schema.metadata[b"tessera"]
     for item, row in zip(items, table.to_pylist(), strict=True):
         values = np.array(row.pop("vector"), dtype).reshape(-1, WIDTH)
-        assert np.array_equal(values, convert(item.rows, EmbedDtype(dtype)))
+        assert np.array_equal(values, convert(item.rows.values, EmbedDtype(dtype)))
         assert row == {
             "id": item.id,
             "page": None,

@@ -57,7 +57,7 @@ def output(folder: Path, dtype: str, *, tokens: bool, format: str = "parquet") -
 def wanted(dtype: str, *, tokens: bool) -> dict[str, Any]:
     found = {}
     for id, text in _TEXTS.items():
-        rows = embedded(id, text, rows=3 if tokens else 1).rows
+        rows = embedded(id, text, rows=3 if tokens else 1).rows.values
         if dtype == "int8":
             rows = np.rint(rows * (127.0 / np.abs(rows).max(axis=1, keepdims=True)))
         found[id] = rows.tolist() if tokens else rows[0].tolist()

@@ -116,7 +116,7 @@ class FrontendMetrics:
             "tessera_pairs", "Documents that were scored, each with its query", "model"
         )
         self.output_rows = self._counter(
-            "tessera_output_rows", "Rows of the models that workers sent here", "model"
+            "tessera_output_rows", "Rows of the models that workers sent here", "output", "model"
         )
         self.retries = self._counter("tessera_retries", "Items sent to a second worker", "model")
         self.refused = self._counter(
@@ -198,7 +198,7 @@ class ModelMetrics:
         self.inputs = {kind: all_models.inputs.labels(kind, model) for kind in ("text", "image")}
         self.tokens = {kind: all_models.tokens.labels(kind, model) for kind in ("text", "image", "cached")}
         self.pairs = all_models.pairs.labels(model)
-        self.output_rows = all_models.output_rows.labels(model)
+        self._output_rows = all_models.output_rows
         self.retries = all_models.retries.labels(model)
         self.retries_denied = all_models.retries_denied.labels(model)
         self.result_cache = {
@@ -215,6 +215,10 @@ class ModelMetrics:
     def set_info(self) -> None:
         """Say that this process serves the model."""
         self._watch("tessera_info", "What this process is", lambda: 1, role="frontend", version=__version__)
+
+    def rows_of(self, output: str) -> Counter:
+        """Return the counter of an output's rows, which exists from then on."""
+        return self._output_rows.labels(output, self.model)
 
     def count_input_error(self, code: str) -> None:
         self._input_errors.labels(code, self.model).inc()

@@ -17,6 +17,7 @@ from tessera.local.engines import Engines
 from tessera.local.groups import IN_FLIGHT, Size
 from tessera.local.plan import EnginePlan
 from tessera.local.vectors import Vectors
+from tessera.local.wanted import Wanted
 
 T = TypeVar("T")
 
@@ -54,8 +55,8 @@ class BackgroundEngines:
         if self._closed:
             raise Unavailable(_CLOSED)
 
-    def submit(self, contents: Sequence[Content], query: Content | None, size: Size) -> Future[Vectors]:
-        """Begin to embed or to score contents of that size, once there is room; larger ones go alone.
+    def submit(self, contents: Sequence[Content], wanted: Wanted, size: Size) -> Future[Vectors]:
+        """Begin to make what is wanted of contents of that size, once there is room; larger ones go alone.
 
         Raises as ``check``.
         """
@@ -70,7 +71,7 @@ class BackgroundEngines:
                 )
             )
             assert self._engines is not None
-            future = self._begin(self._engines.embed(contents, query))
+            future = self._begin(self._engines.embed(contents, wanted))
             self._count(1, weight, nbytes)
         future.add_done_callback(lambda _: self._count(-1, -weight, -nbytes))
         return future

@@ -6,10 +6,10 @@ from tessera.checkpoint.origin import origin
 from tessera.errors import ConfigError
 from tessera.frontend.widths import Widths
 from tessera.local.messages import Load
-from tessera.local.model_info import ModelInfo
+from tessera.local.model_info import ModelInfo, OutputInfo
 from tessera.local.options import VectorOptions
 from tessera.models import open_model
-from tessera.models.base import Model
+from tessera.models.base import Model, outputs_of
 from tessera.worker.settings import WorkerSettings, parse
 
 
@@ -27,16 +27,17 @@ def opened(load: Load) -> tuple[WorkerSettings, Model]:
 
 def info_of(model: Model, worker: WorkerSettings, options: VectorOptions) -> ModelInfo:
     """Describe a model that was opened; raises ``ConfigError`` for a width that it does not offer."""
-    return ModelInfo(
+    found = outputs_of(model)
+    info = ModelInfo(
         name=worker.served_model_names[0],
         fingerprint=model.fingerprint,
-        kind=model.output.kind,
-        width=_width_of(model, options),
+        outputs=tuple([OutputInfo(name=each.name, kind=each.kind, width=each.width) for each in found]),
         images=model.vision is not None,
         dimensions=tuple(model.dimensions),
         checkpoint=origin(worker.model_path) or "",
         activation=model.output.activation,
     )
+    return info.of_width(_width_of(model, options))
 
 
 def _width_of(model: Model, options: VectorOptions) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tessera.errors import (
     Overloaded,
@@ -32,10 +31,12 @@ from tessera.local.messages import Load
 from tessera.local.options import VectorOptions
 from tessera.local.parent import Died
 from tessera.local.usage import Usage
-from tessera.local.vectors import Vectors
+from tessera.local.vectors import Vectors, no_rows, with_others
+from tessera.local.wanted import DEFAULT, Wanted
 from tessera.local.workers import Workers
 from tessera.models import try_out
 from tessera.models.base import Model, Truncate
+from tessera.rows import Rows
 from tessera.settings import GIB
 from tessera.tasks import Deadline
 from tessera.worker.settings import WorkerSettings
@@ -90,7 +91,6 @@ class Engine:
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
         self.model = info_of(model, settings, options)
-        self._width = self.model.width
 
     @classmethod
     async def start(
@@ -112,14 +112,16 @@ class Engine:
         await asyncio.to_thread(try_out, model)
         return cls(await Workers.start(loads, died, log), model, settings, options, policy)
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], wanted: Wanted = DEFAULT) -> Vectors:
         """Raises ``EngineDead`` where the engine can run nothing any more."""
-        embedded: dict[int, tuple[npt.NDArray[np.float32], int]] = {}
+        if wanted.query is not None:
+            return await self._score(wanted.query, contents)
+        embedded: dict[int, tuple[Rows, int]] = {}
         errors: dict[int, TesseraError] = {}
         left = list(range(len(contents)))
         pause = _FULL_SECONDS
         while left:
-            request = self._request([contents[index] for index in left])
+            request = self._request([contents[index] for index in left], wanted.outputs)
             try:
                 call = self._call()
                 result = await self._pipeline.embed(await self._pipeline.prepare(request, call), call)
@@ -129,15 +131,14 @@ class Engine:
             except RequestError as error:
                 errors |= dict.fromkeys(left, error)
                 break
-            rows = finish(result.rows.values, width=self._width, normalize=True)
+            first, *others = [self._cut(name, found) for name, found in result.outputs.items()]
+            rows = with_others(first, others)
             if not result.errors and len(left) == len(contents):
                 # As a rule all is well, and to take short texts apart took a fifth of the loop's time.
-                counts = np.diff(result.rows.bounds).tolist()
-                return Vectors(rows=rows, counts=counts, tokens=result.lengths, errors={})
+                return Vectors(rows=rows, tokens=result.lengths, errors={})
             full: list[int] = []
             for place, index in enumerate(left):
                 failure = result.errors.get(place)
-                own = slice(*result.rows.bounds[place : place + 2].tolist())
                 if isinstance(failure, Overloaded):
                     full.append(index)
                 elif isinstance(failure, Unavailable):
@@ -145,20 +146,26 @@ class Engine:
                 elif failure is not None:
                     errors[index] = failure
                 else:
-                    embedded[index] = rows[own], result.lengths[place]
+                    embedded[index] = rows.of(place), result.lengths[place]
             if full:
                 pause = await _paused(pause)
             left = full
-        nothing = np.empty((0, self._width), np.float32), 0
+        widths = [output.width for output in self.model.asked(wanted.outputs, "outputs")]
+        nothing = no_rows(1, widths), 0
         inputs = [embedded.get(index, nothing) for index in range(len(contents))]
         return Vectors(
-            rows=np.concatenate([rows for rows, _ in inputs]) if inputs else nothing[0],
-            counts=[len(rows) for rows, _ in inputs],
+            rows=Rows.joined([rows for rows, _ in inputs]) if inputs else no_rows(0, widths),
             tokens=[tokens for _, tokens in inputs],
             errors=errors,
         )
 
-    async def score(self, query: Content, contents: Sequence[Content]) -> Vectors:
+    def _cut(self, name: str, rows: Rows) -> Rows:
+        """Return rows of an output, those of the default as wide as vectors are to be."""
+        if name != self.model.outputs[0].name or rows.width == self.model.width:
+            return rows
+        return replace(rows, values=finish(rows.values, width=self.model.width, normalize=True))
+
+    async def _score(self, query: Content, contents: Sequence[Content]) -> Vectors:
         """Return each content's score for the query as its one row: a reranker's logit, a cosine or a MaxSim.
 
         One that is too long loses its end, as at the service. Where one of them fails, all do, and its place
@@ -181,12 +188,12 @@ class Engine:
                 raise
             except TesseraError as error:
                 places = (place for place, content in enumerate(contents) if content.param == error.param)
-                none = [0] * len(contents)
-                rows = np.empty((0, 1), np.float32)
-                return Vectors(rows=rows, counts=none, tokens=none, errors={next(places, 0): error})
+                rows = no_rows(len(contents), [1])
+                return Vectors(rows=rows, tokens=[0] * len(contents), errors={next(places, 0): error})
             else:
-                ones = [1] * len(contents)
-                return Vectors(rows=scores.values[:, None], counts=ones, tokens=[0] * len(ones), errors={})
+                values = scores.values[:, None]
+                rows = Rows(values, np.arange(len(values) + 1), np.ones(len(values), np.float32))
+                return Vectors(rows=rows, tokens=[0] * len(contents), errors={})
 
     async def usage(self) -> Usage:
         """Raises ``EngineDead`` as ``embed``."""
@@ -199,9 +206,13 @@ class Engine:
     def _call(self) -> Call:
         return Call(request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS))
 
-    def _request(self, contents: Sequence[Content]) -> EmbeddingsRequest:
-        inputs = tuple(map(_input, contents))
-        return EmbeddingsRequest(inputs=inputs, truncate=self._options.truncate, allow_partial=True)
+    def _request(self, contents: Sequence[Content], outputs: tuple[str, ...]) -> EmbeddingsRequest:
+        return EmbeddingsRequest(
+            inputs=tuple(map(_input, contents)),
+            outputs=outputs,
+            truncate=self._options.truncate,
+            allow_partial=True,
+        )
 
 
 def _input(content: Content) -> Input:

@@ -24,6 +24,7 @@ with quick_imports():
         Embed,
         EmbeddedRows,
         First,
+        OutputRows,
         Question,
         Ready,
         Start,
@@ -57,14 +58,10 @@ class EngineAnswerer:
         if isinstance(question, AskUsage):
             return Used(question.number, await self._engine.usage())
         assert isinstance(question, Embed)
-        if question.query is None:
-            vectors = await self._engine.embed(question.contents)
-        else:
-            vectors = await self._engine.score(question.query, question.contents)
+        vectors = await self._engine.embed(question.contents, question.wanted)
         return EmbeddedRows(
             number=question.number,
-            rows=vectors.rows.astype("<f4", copy=False).tobytes(),
-            counts=list(vectors.counts),
+            outputs=[OutputRows.of(rows) for rows in vectors.rows.each()],
             tokens=list(vectors.tokens),
             errors={place: wire.Failure.of(error) for place, error in vectors.errors.items()},
         )

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Self
 
-import numpy as np
-
 from tessera.errors import EngineDead, ProtocolError, Unavailable
 from tessera.local.child import Child, ChildLost
 from tessera.local.content import Content
@@ -17,7 +15,8 @@ from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Ready, Start, 
 from tessera.local.model_info import ModelInfo
 from tessera.local.plan import EnginePlan
 from tessera.local.usage import Usage
-from tessera.local.vectors import Vectors
+from tessera.local.vectors import Vectors, with_others
+from tessera.local.wanted import DEFAULT, Wanted
 
 # Processes that end without having answered anything, one after another, before there is none any more.
 _DEATHS: Final = 5
@@ -57,13 +56,12 @@ class Engines:
         """How many engines work side by side."""
         return len(self._engines)
 
-    async def embed(self, contents: Sequence[Content], query: Content | None = None) -> Vectors:
+    async def embed(self, contents: Sequence[Content], wanted: Wanted = DEFAULT) -> Vectors:
         """Embed inputs together, on the engine with the least to do; may be called several times at once.
 
-        With a ``query``, each one's row is its score for it. Raises ``TesseraError`` where nothing can be
-        embedded.
+        Raises ``TesseraError`` where nothing can be embedded.
         """
-        return await min(self._engines, key=_Engine.load).embed(contents, query)
+        return await min(self._engines, key=_Engine.load).embed(contents, wanted)
 
     async def usage(self) -> Usage:
         return sum(await asyncio.gather(*(engine.usage() for engine in self._engines)), Usage())
@@ -104,15 +102,15 @@ class _Engine:
         self._model = self._process.begun.model
         self._open.set()
 
-    async def embed(self, contents: Sequence[Content], query: Content | None) -> Vectors:
+    async def embed(self, contents: Sequence[Content], wanted: Wanted) -> Vectors:
         size = sum(content.nbytes for content in contents)
         self._in_flight += size
         try:
             await self._open.wait()
             try:
-                return await self._ask(contents, query)
+                return await self._ask(contents, wanted)
             except ChildLost:
-                return await self._suspected(contents, query)
+                return await self._suspected(contents, wanted)
         finally:
             self._in_flight -= size
 
@@ -133,44 +131,48 @@ class _Engine:
         module = "tessera.local.engine_process"
         return await Child.start(module, first, environment=environment, words=self._plan.log)
 
-    async def _ask(self, contents: Sequence[Content], query: Content | None) -> Vectors:
+    async def _ask(self, contents: Sequence[Content], wanted: Wanted) -> Vectors:
         if self._process is None:
             raise ChildLost("its process has ended")
-        answer = await self._process.ask(lambda number: Embed(number, list(contents), query), EmbeddedRows)
-        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width if query is None else 1)
-        if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
-            raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
+        answer = await self._process.ask(lambda number: Embed(number, list(contents), wanted), EmbeddedRows)
+        try:
+            first, *others = [output.rows() for output in answer.outputs]
+        except ValueError as error:
+            raise ProtocolError(f"an engine answered with {error}") from error
+        if any(len(rows) != len(contents) for rows in (first, *others)):
+            raise ProtocolError(f"an engine answered with {len(first)} of {len(contents)} inputs")
         self._deaths = 0
         return Vectors(
-            rows=rows,
-            counts=answer.counts,
+            rows=with_others(first, others),
             tokens=answer.tokens,
             errors={place: failure.error() for place, failure in answer.errors.items()},
         )
 
-    async def _suspected(self, contents: Sequence[Content], query: Content | None) -> Vectors:
+    async def _suspected(self, contents: Sequence[Content], wanted: Wanted) -> Vectors:
         self._open.clear()
         self._suspects += 1
         try:
             async with self._alone:
-                return await self._in_parts(contents, query)
+                return await self._in_parts(contents, wanted)
         finally:
             self._suspects -= 1
             if not self._suspects:
                 self._open.set()
 
-    async def _in_parts(self, contents: Sequence[Content], query: Content | None) -> Vectors:
+    async def _in_parts(self, contents: Sequence[Content], wanted: Wanted) -> Vectors:
         await self._start_again()
         try:
-            return await self._ask(contents, query)
+            return await self._ask(contents, wanted)
         except ChildLost as lost:
             if len(contents) > 1:
                 half = len(contents) // 2
-                parts = [await self._in_parts(part, query) for part in (contents[:half], contents[half:])]
+                parts = [await self._in_parts(part, wanted) for part in (contents[:half], contents[half:])]
                 return Vectors.joined(parts)
             self._died(lost)
             error = EngineDead(f"the engine's process ended over it: {lost}")
-            return Vectors.failed(error, self.model.width if query is None else 1)
+            scores = wanted.query is not None
+            outputs = self.model.asked(wanted.outputs, "outputs")
+            return Vectors.failed([error], [1] if scores else [output.width for output in outputs])
 
     async def _start_again(self) -> None:
         """Where the process has ended. Raises what an engine is refused for."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
+import numpy as np
 
 from tessera import wire
 from tessera.local.content import Content
 from tessera.local.model_info import ModelInfo
 from tessera.local.options import VectorOptions
 from tessera.local.usage import Usage
+from tessera.local.wanted import Wanted
+from tessera.rows import Rows
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -27,11 +32,11 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
-    """Asks for the rows of contents; with a ``query`` for each one's score, its one row of one value."""
+    """Asks for the rows of contents."""
 
     number: int
     contents: list[Content]
-    query: Content | None
+    wanted: Wanted
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -76,12 +81,40 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class OutputRows(msgspec.Struct, frozen=True):
+    """The rows of one output: values as ``<f4``, bounds as ``<i8``, and indices, if any, as ``<i4``."""
+
+    values: bytes
+    bounds: bytes
+    width: int
+    indices: bytes | None
+
+    @classmethod
+    def of(cls, rows: Rows) -> Self:
+        """Write the rows of one output; what is behind their ``norms`` is not sent."""
+        return cls(
+            rows.values.astype("<f4", copy=False).tobytes(),
+            rows.bounds.astype("<i8", copy=False).tobytes(),
+            rows.width,
+            None if rows.indices is None else rows.indices.astype("<i4", copy=False).tobytes(),
+        )
+
+    def rows(self) -> Rows:
+        """Read them. Raises ``ValueError`` for parts that do not go together."""
+        values = np.frombuffer(self.values, "<f4").reshape(-1, self.width)
+        bounds = np.frombuffer(self.bounds, "<i8")
+        indices = None if self.indices is None else np.frombuffer(self.indices, "<i4")
+        same = indices is None or len(indices) == len(values)
+        if not len(bounds) or bounds[-1] != len(values) or not same:
+            raise ValueError("bounds and indices that are not of the rows")
+        return Rows(values, bounds, np.ones(len(values), np.float32), indices)
+
+
 class EmbeddedRows(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Embed``: the columns of ``Vectors``, with the bytes of its rows as ``<f4``."""
+    """The answer to ``Embed``: the columns of ``Vectors``, with the rows of each output."""
 
     number: int
-    rows: bytes
-    counts: list[int]
+    outputs: list[OutputRows]
     tokens: list[int]
     errors: dict[int, wire.Failure]
 

@@ -1,47 +1,44 @@
-"""Holds the vectors of several inputs as columns: so an engine makes them, and so they cross processes."""
+"""Holds the vectors of several inputs: so an engine makes them, and so they cross processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tessera.errors import TesseraError
+from tessera.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vectors:
     """The vectors of inputs, in their order.
 
-    ``rows`` is float32 ``[sum(counts), width]``; ``counts`` and ``tokens`` are each input's.
-    ``errors`` says why an input, by its place, has no rows.
+    ``rows`` are those of the first output that was asked for, its ``others`` those of the others.
+    ``tokens`` are each input's. ``errors`` says why an input, by its place, has no rows.
     """
 
-    rows: npt.NDArray[np.float32]
-    counts: Sequence[int]
+    rows: Rows
     tokens: Sequence[int]
     errors: Mapping[int, TesseraError]
 
     def __len__(self) -> int:
         """Return how many inputs there are."""
-        return len(self.counts)
+        return len(self.rows)
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.float32]]:
+    def __iter__(self) -> Iterator[Rows]:
         """Yield each input's rows, none for one that failed; they are views of these."""
-        for first, last in pairwise(accumulate(self.counts, initial=0)):
-            yield self.rows[first:last]
+        return iter(self.rows)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the inputs of all parts, in their order; there is at least one, and all have one width."""
+        """Return the inputs of all parts, in their order; there is at least one, all of the same outputs."""
         starts = accumulate(map(len, parts), initial=0)
         return cls(
-            rows=np.concatenate([part.rows for part in parts]),
-            counts=[count for part in parts for count in part.counts],
+            rows=Rows.joined([part.rows for part in parts]),
             tokens=[tokens for part in parts for tokens in part.tokens],
             errors={
                 start + place: error
@@ -51,6 +48,19 @@ class Vectors:
         )
 
     @classmethod
-    def failed(cls, error: TesseraError, width: int) -> Self:
-        """Return one input without rows."""
-        return cls(rows=np.empty((0, width), np.float32), counts=[0], tokens=[0], errors={0: error})
+    def failed(cls, errors: Sequence[TesseraError], widths: Sequence[int]) -> Self:
+        """Return inputs without rows; ``widths`` are those of the outputs."""
+        return cls(
+            rows=no_rows(len(errors), widths), tokens=[0] * len(errors), errors=dict(enumerate(errors))
+        )
+
+
+def no_rows(inputs: int, widths: Sequence[int]) -> Rows:
+    """Return so many inputs without rows; ``widths`` are those of the outputs."""
+    first, *others = [Rows.zeros(np.zeros(inputs + 1, np.int64), width) for width in widths]
+    return with_others(first, others)
+
+
+def with_others(first: Rows, others: Sequence[Rows]) -> Rows:
+    """Return rows of one output with those of further ones."""
+    return replace(first, others=tuple(others)) if others else first

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.checkpoint.declared import Task
-from tessera.errors import UnsupportedOperation
+from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.outputs import CHUNKS as CHUNKS
 from tessera.nn.outputs import STATES as STATES
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from tessera.checkpoint.declared import Declared
-    from tessera.errors import InvalidInput
     from tessera.imaging import Picture
 
 Int32Array = npt.NDArray[np.int32]
@@ -574,6 +573,32 @@ def unlisted_of(model: Model) -> Mapping[str, Output]:
     """Return the outputs by name that requests for several do not name: routes of their own ask for them."""
     weights = model.token_weights if isinstance(model, WeighingModel) else None
     return {output.name: output for output in (chunks_of(model), weights) if output is not None}
+
+
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def outputs_named(model: str, outputs: Sequence[N], names: Sequence[str], param: str) -> tuple[N, ...]:
+    """Return a model's outputs of these names in their order, without any the first, its default.
+
+    Raises ``InvalidInput`` for ``param``, naming what the model has.
+    """
+    if not names:
+        return (outputs[0],)
+    found = {output.name: output for output in outputs}
+    for name in names:
+        if name not in found:
+            raise InvalidInput(
+                f"{param}: {model!r} has no output {name!r}; it has {', '.join(found)}", param=param
+            )
+    return tuple([found[name] for name in names])
 
 
 def outputs_of(model: Model) -> Sequence[Output]:

@@ -32,7 +32,7 @@ from tessera_corpus.embedder import Embedder, VectorSettings
 from tessera_corpus.engines import EngineEmbedder
 from tessera_corpus.item import Source, unique
 from tessera_corpus.output.output import Output, known_before
-from tessera_corpus.output.row import VectorKind
+from tessera_corpus.output.row import Column, VectorKind
 from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.pdf import PictureFormat
 from tessera_corpus.position import Position
@@ -409,12 +409,20 @@ class _Run:
         options = {"truncate": settings.vectors.truncate.value}
         if settings.vectors.max_tokens:
             options["max_tokens"] = str(settings.vectors.max_tokens)
+        asked = settings.vectors.asked(served)
+        first = asked[0] == served.outputs[0] and asked[0].kind is not OutputKind.SPARSE
         return VectorKind(
             model=served.name,
             fingerprint=served.fingerprint,
-            width=served.width,
-            tokens=served.kind is OutputKind.TOKENS,
+            width=served.width if first else 0,
+            tokens=first and served.kind is OutputKind.TOKENS,
             dtype=settings.output.dtype,
             role=settings.vectors.input_type.role,
             options=options,
+            others=tuple(
+                [
+                    Column(name=output.name, kind=output.kind, width=output.width)
+                    for output in (asked[1:] if first else asked)
+                ]
+            ),
         )

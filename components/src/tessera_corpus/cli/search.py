@@ -156,7 +156,7 @@ async def _search(asked: _Asked) -> _Found:
     # To draw a page again takes 0.1 s; its file and number say enough in a list.
     drawn = asked.rerank is not None or settings.html is not None or settings.sheet is not None
     with Contents(settings.read) as contents:
-        hits = _there(table, made.rows, settings.top, contents)
+        hits = _there(table, made.rows.values, settings.top, contents)
         there = [
             (hit, contents.read(hit.places[0]) if drawn or hit.places[0].page is None else None)
             for hit in hits

@@ -11,7 +11,12 @@ model          string
 fingerprint    string
 warning        string, null for most: what of the item could not be shown
 vector         ``fixed_size_list`` of float32, float16 or int8; with token vectors a list of such
+sparse         struct of ``indices``, a list of uint32, and ``values``, a list of float32 of its length
+multivector    as ``vector`` with token vectors
 =============  =====================================================================================
+
+The last two are those of further outputs, under their names. A sparse row read as a dict is what Qdrant's
+``SparseVector`` and Milvus' fields take, and Milvus imports such a struct of Parquet files.
 
 The schema's metadata has under ``tessera`` what all vectors have in common, as JSON.
 """
@@ -24,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from tessera_corpus.output.row import Row, VectorKind
+from tessera.models.base import OutputKind
+from tessera_corpus.output.row import Column, Row, VectorKind
 from tessera_corpus.output.table import Origin
 
 if TYPE_CHECKING:
@@ -45,7 +51,6 @@ def origins_of(batch: Any) -> Iterator[Origin]:
 def schema_of(kind: VectorKind) -> pa.Schema:
     import pyarrow as pa
 
-    vector = pa.list_(pa.from_numpy_dtype(np.dtype(kind.dtype)), kind.width)
     return pa.schema(
         [
             pa.field("id", pa.string()),
@@ -55,10 +60,35 @@ def schema_of(kind: VectorKind) -> pa.Schema:
             pa.field("model", pa.string()),
             pa.field("fingerprint", pa.string()),
             pa.field("warning", pa.string()),
-            pa.field("vector", pa.list_(vector) if kind.tokens else vector),
+            *[pa.field(column.name, _type_of(column, kind)) for column in kind.columns],
         ],
         metadata={"tessera": msgspec.json.encode(kind)},
     )
+
+
+def _type_of(column: Column, kind: VectorKind) -> pa.DataType:
+    import pyarrow as pa
+
+    if column.kind is OutputKind.SPARSE:
+        return pa.struct([("indices", pa.list_(pa.uint32())), ("values", pa.list_(pa.float32()))])
+    vector = pa.list_(pa.from_numpy_dtype(np.dtype(kind.dtype)), column.width)
+    return pa.list_(vector) if column.kind is OutputKind.TOKENS else vector
+
+
+def _array_of(column: Column, rows: Sequence[Row], place: int) -> pa.Array:
+    """The column, which is at that place among those of outputs."""
+    import pyarrow as pa
+
+    values = np.concatenate([row.values[place] for row in rows])
+    bounds = pa.array(np.cumsum([0, *(len(row.values[place]) for row in rows)], dtype=np.int32))
+    if column.kind is OutputKind.SPARSE:
+        ids = np.concatenate([found for row in rows if (found := row.ids[place]) is not None])
+        lists = [
+            pa.ListArray.from_arrays(bounds, pa.array(flat)) for flat in (ids.astype(np.uint32), values[:, 0])
+        ]
+        return pa.StructArray.from_arrays(lists, ["indices", "values"])
+    vectors: pa.Array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), column.width)
+    return pa.ListArray.from_arrays(bounds, vectors) if column.kind is OutputKind.TOKENS else vectors
 
 
 def table_of(rows: Sequence[Row], kind: VectorKind) -> pa.Table:
@@ -66,11 +96,6 @@ def table_of(rows: Sequence[Row], kind: VectorKind) -> pa.Table:
     import pyarrow as pa
 
     schema = schema_of(kind)
-    values = np.concatenate([row.values for row in rows])
-    vectors: pa.Array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), kind.width)
-    if kind.tokens:
-        bounds = np.cumsum([0, *(len(row.values) for row in rows)], dtype=np.int32)
-        vectors = pa.ListArray.from_arrays(pa.array(bounds), vectors)
     columns: dict[str, Any] = {
         "id": [row.id for row in rows],
         "page": [row.page for row in rows],
@@ -81,4 +106,6 @@ def table_of(rows: Sequence[Row], kind: VectorKind) -> pa.Table:
         "warning": [row.warning for row in rows],
     }
     arrays = [pa.array(column, schema.field(name).type) for name, column in columns.items()]
-    return pa.Table.from_arrays([*arrays, vectors.cast(schema.field("vector").type)], schema=schema)
+    for place, column in enumerate(kind.columns):
+        arrays.append(_array_of(column, rows, place).cast(schema.field(column.name).type))
+    return pa.Table.from_arrays(arrays, schema=schema)

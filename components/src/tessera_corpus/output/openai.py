@@ -1,7 +1,8 @@
 """Vectors as the lines of an OpenAI batch's output file.
 
 An item is a line, its id the ``custom_id``. Inputs of one request share its line. Beside what OpenAI writes,
-each vector has the ``content_hash`` and the ``tokens`` of its input.
+each vector has the ``content_hash`` and the ``tokens`` of its input. Further outputs stand beside the vector
+as ``/v1/embeddings`` answers them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from tessera.errors import ConfigError
+from tessera.models.base import OutputKind
 from tessera_corpus.item import Failure, request_of
 from tessera_corpus.output.directory import Directory
-from tessera_corpus.output.row import Row, VectorKind
+from tessera_corpus.output.row import VECTOR, Column, Row, VectorKind
 from tessera_corpus.output.table import Origin, Published, digest_of
 
 ENDING: Final = ".jsonl"
+
+
+# An ``embedding`` where there is no vector: clients expect one.
+_NONE: Final = msgspec.Raw(b"[]")
 
 
 class Vector(msgspec.Struct, kw_only=True):
@@ -28,7 +36,9 @@ class Vector(msgspec.Struct, kw_only=True):
 
     object: str = "embedding"
     index: int
-    embedding: msgspec.Raw
+    embedding: msgspec.Raw = _NONE
+    sparse_embedding: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     content_hash: str
     tokens: int
     warning: str | msgspec.UnsetType = msgspec.UNSET
@@ -183,10 +193,13 @@ class LinesTable:
                 self._directory.remove(path)
 
     def _vector(self, row: Row, index: int) -> Vector:
-        values = row.values if self._kind.tokens else row.values[0]
+        vectors: dict[str, Any] = {
+            "embedding" if column.name == VECTOR else _KEYS[column.kind]: _written(column, values, ids)
+            for column, values, ids in zip(self._kind.columns, row.values, row.ids, strict=True)
+        }
         return Vector(
             index=index,
-            embedding=msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)),
+            **vectors,
             content_hash=row.content_hash.hex(),
             tokens=row.tokens,
             warning=row.warning or msgspec.UNSET,
@@ -203,6 +216,23 @@ class LinesTable:
             ),
             several=several,
         )
+
+
+# Of columns beside ``vector``.
+_KEYS: Final = {
+    OutputKind.VECTOR: "embedding",
+    OutputKind.SPARSE: "sparse_embedding",
+    OutputKind.TOKENS: "multi_vector",
+}
+
+
+def _written(column: Column, values: npt.NDArray[Any], ids: npt.NDArray[np.int32] | None) -> msgspec.Raw:
+    found: Any = values
+    if column.kind is OutputKind.SPARSE:
+        found = {"indices": ids, "values": np.ascontiguousarray(values[:, 0])}
+    elif column.kind is OutputKind.VECTOR:
+        found = values[0]
+    return msgspec.Raw(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _usage(data: Sequence[Vector]) -> Usage:

@@ -88,7 +88,7 @@ class Output:
             row = Row.of(embedded, self._kind)
             self._begin()
             self._rows.append(row)
-            self._nbytes += row.values.nbytes
+            self._nbytes += row.nbytes
             self._errors.forget(row.id)
             self._known.meet(row.id)
             self._stale.discard(row.id)

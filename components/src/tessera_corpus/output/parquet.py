@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError
+from tessera.models.base import OutputKind
 from tessera_corpus.output.columns import ORIGIN, origins_of, schema_of, table_of
 from tessera_corpus.output.directory import Directory
-from tessera_corpus.output.row import Row, VectorKind
+from tessera_corpus.output.row import VECTOR, Column, Row, VectorKind
 from tessera_corpus.output.table import Origin, Published
 
 if TYPE_CHECKING:
@@ -94,25 +95,38 @@ class ParquetTable:
         import pyarrow.parquet as pq
 
         schema = schema_of(self._kind)
-        leaf = "vector.list.element.list.element" if self._kind.tokens else "vector.list.element"
-        texts = [name for name in schema.names if name != "vector"]
+        leaves = [leaf for column in self._kind.columns for leaf in _leaves(column)]
+        vectors = [column.name for column in self._kind.columns]
+        texts = [name for name in schema.names if name not in vectors]
         with pq.ParquetWriter(
             path,
             schema,
             # Floats get no smaller by either. int8, which Parquet has as int32, takes one byte in a
             # dictionary, and four without.
-            compression={leaf: "none"} | dict.fromkeys(texts, "zstd"),
+            compression=dict.fromkeys(leaves, "none") | dict.fromkeys(texts, "zstd"),
             use_dictionary=[
                 "source",
                 "model",
                 "fingerprint",
-                *([leaf] if self._kind.dtype == "int8" else []),
+                *(leaves if self._kind.dtype == "int8" else []),
             ],
             write_statistics=["id", "page"],
         ) as writer:
             for table in tables:
-                rows = max(1, table.num_rows * _GROUP_BYTES // max(1, table.column("vector").nbytes))
+                nbytes = sum(table.column(name).nbytes for name in vectors)
+                rows = max(1, table.num_rows * _GROUP_BYTES // max(1, nbytes))
                 writer.write_table(table.cast(schema), row_group_size=rows)
+
+
+def _leaves(column: Column) -> Sequence[str]:
+    """The leaves of a column's values, as Parquet names them; a sparse one's ids are compressed."""
+    match column.kind:
+        case OutputKind.SPARSE:
+            return (f"{column.name}.values.list.element",)
+        case OutputKind.TOKENS:
+            return (f"{column.name}.list.element.list.element",)
+        case _:
+            return (f"{column.name}.list.element",)
 
 
 def _with_warning(table: pa.Table) -> pa.Table:
@@ -121,5 +135,5 @@ def _with_warning(table: pa.Table) -> pa.Table:
 
     if "warning" in table.schema.names:
         return table
-    place = table.schema.get_field_index("vector")
+    place = table.schema.get_field_index(VECTOR)
     return table.add_column(place, pa.field("warning", pa.string()), pa.nulls(table.num_rows, pa.string()))

@@ -7,8 +7,9 @@ from enum import IntEnum
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from tessera.local.messages import OutputRows
+from tessera.local.vectors import with_others
 from tessera_corpus.item import Embedded, Failure, Item
 
 
@@ -29,8 +30,7 @@ class _Vectors(msgspec.Struct, frozen=True, array_like=True):
     place: int | None
     content_hash: bytes
     warning: str | None
-    width: int
-    values: bytes
+    outputs: list[OutputRows]
     tokens: int
 
 
@@ -75,13 +75,13 @@ def _sent(row: Embedded) -> _Vectors:
         place=row.place,
         content_hash=row.content_hash,
         warning=row.warning,
-        width=row.rows.shape[1],
-        values=row.rows.astype("<f4", copy=False).tobytes(),
+        outputs=[OutputRows.of(rows) for rows in row.rows.each()],
         tokens=row.tokens,
     )
 
 
 def _embedded(row: _Vectors) -> Embedded:
+    first, *others = [output.rows() for output in row.outputs]
     return Embedded(
         id=row.id,
         source=row.source,
@@ -89,6 +89,6 @@ def _embedded(row: _Vectors) -> Embedded:
         place=row.place,
         content_hash=row.content_hash,
         warning=row.warning,
-        rows=np.frombuffer(row.values, "<f4").reshape(-1, row.width),
+        rows=with_others(first, others),
         tokens=row.tokens,
     )

@@ -15,6 +15,7 @@ import msgspec
 from tessera.errors import ConfigError, EngineDead
 from tessera.local.model_info import ModelInfo
 from tessera.local.plan import loads_of
+from tessera.local.wanted import Wanted
 from tessera.models import find, open_model
 from tessera.models.base import OutputKind
 from tessera.process_exit import ENGINE_DEAD, leave
@@ -119,6 +120,7 @@ class EngineActor:
             split=embedding.split,
         )
         self._vectors = embedding.vectors
+        self._wanted = Wanted(outputs=embedding.vectors.names(embedding.served))
         self._engine = self._wait(Engine.start(loads, embedding.vectors.options, _died))
         if self._engine.model.fingerprint != embedding.served.fingerprint:
             raise ConfigError(
@@ -141,7 +143,7 @@ class EngineActor:
     async def _call(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         async with self._room:
             contents = [self._vectors.content_of(item) for item in items]
-            return outcomes(items, await self._engine.embed(contents))
+            return outcomes(items, await self._engine.embed(contents, self._wanted))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -210,6 +210,8 @@ class Translated:
         inputs = self.request.inputs
         self._size(served, limits.max_response_bytes)
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
+        if self.request.outputs:
+            note(outputs=",".join(self.request.outputs))
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
         """Prepare the request, pay for it and run it."""

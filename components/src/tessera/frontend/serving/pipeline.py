@@ -191,6 +191,7 @@ class Pipeline:
         self._embedder = embedder
         self._metrics = metrics
         self._outputs = Outputs.of_model(model)
+        self._rows = {name: metrics.rows_of(name) for name in self._outputs.by_name}
         self._in_runs = max_embed_tokens > self.max_tokens
         self._prompter = Prompter(model, self.max_tokens, long_texts, max_embed_tokens=max_embed_tokens)
 
@@ -265,12 +266,14 @@ class Pipeline:
         done = [parts for index, parts in good.items() if index not in errors]
         for error in errors.values():
             self._metrics.count_input_error(error.code)
+        for output, ends in zip(work.outputs, work.cost.each, strict=True):
+            self._rows[output.name].inc(int(ends[-1]))
         return Result(
             request_id=call.request_id,
             outputs=outputs,
             lengths=work.lengths,
             errors=errors,
-            usage=self._account(request.inputs, [prompt for prompt, _ in done], [answer], work.cost),
+            usage=self._account(request.inputs, [prompt for prompt, _ in done], [answer]),
             image_pixels=sum([vision.pixels for _, images in done for vision in images]),
             timings=answer.timings,
         )
@@ -355,12 +358,13 @@ class Pipeline:
             rows = _scaled(answers[0].rows, self._model.output, normalize=True).values
             values = (rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32)
         self._metrics.pairs.inc(len(request.documents))
+        self._rows[self._model.output.name].inc(work.cost.rows)
         return Scores(
             request_id=call.request_id,
             values=values,
             kind=kind,
             activation=self._model.output.activation,
-            usage=self._account(inputs, prompts, answers, work.cost),
+            usage=self._account(inputs, prompts, answers),
             image_pixels=sum([vision.pixels for of_input in work.images for vision in of_input]),
             timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),
         )
@@ -405,7 +409,7 @@ class Pipeline:
         check_width(self._model.output.width, request.dimensions, request.dtype, param)
 
     def _account(
-        self, inputs: Sequence[Input], prompts: Sequence[Prompt], answers: Sequence[Answer], cost: Cost
+        self, inputs: Sequence[Input], prompts: Sequence[Prompt], answers: Sequence[Answer]
     ) -> Usage:
         """Return what a request used, and count it."""
         image_tokens = sum([prompt.image_tokens for prompt in prompts])
@@ -415,7 +419,6 @@ class Pipeline:
             cached_tokens=sum([sum(answer.cached_tokens) for answer in answers]),
         )
         metrics = self._metrics
-        metrics.output_rows.inc(cost.rows)
         with_images = sum([1 for entry in inputs if entry.images])
         metrics.inputs["text"].inc(len(inputs) - with_images)
         metrics.tokens["text"].inc(usage.text_tokens)

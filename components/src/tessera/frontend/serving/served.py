@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.errors import InvalidInput, ModelNotFound
+from tessera.errors import ModelNotFound
 from tessera.frontend.admission.room import Room
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.model_settings import ModelSettings
@@ -13,7 +13,7 @@ from tessera.frontend.request import RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.model_names import find_name
 from tessera.models import Model
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import Output, OutputKind, outputs_named
 from tessera.rpc import Peers
 
 
@@ -76,18 +76,9 @@ class Served:
 
         Raises ``InvalidInput`` naming what the model has.
         """
-        if not names:
-            return (self.output,)
         if len(names) == 1 and names[0] in self.unlisted:
             return (self.unlisted[names[0]],)
-        found = {output.name: output for output in self.outputs}
-        for name in names:
-            if name not in found:
-                raise InvalidInput(
-                    f"output_types: {self.model!r} has no output {name!r}; it has {', '.join(found)}",
-                    param="output_types",
-                )
-        return [found[name] for name in names]
+        return outputs_named(self.model, self.outputs, names, "output_types")
 
     def check(self, name: str) -> str:
         """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
