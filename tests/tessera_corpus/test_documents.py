@@ -514,8 +514,8 @@ def test_codes_that_are_no_unicode_are_letters_without_a_font(both: Drawing) -> 
     )
     system = "/CIDSystemInfo<</Registry(Adobe)/Ordering(Japan1)/Supplement 0>>"
     font = (
-        "<</Type/Font/Subtype/Type0/BaseFont/X/Encoding 11 0 R/DescendantFonts[<</Type/Font/Subtype/CIDFontType2"
-        f"/BaseFont/X{system}/FontDescriptor<</Type/FontDescriptor/FontName/X/Flags 4/FontBBox[0 0 999 999]"
+        "<</Type/Font/Subtype/Type0/BaseFont/X/Encoding 11 0 R/DescendantFonts[<</Type/Font"
+        f"/Subtype/CIDFontType2/BaseFont/X{system}/FontDescriptor<</Type/FontDescriptor/FontName/X/Flags 4/FontBBox[0 0 999 999]"
         "/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>>>]>>"
     )
     (page,) = both.rows(

@@ -176,8 +176,8 @@ def _installed() -> Iterator[_Font]:
 def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
     """Count the letters of a page that PDFium's own fonts lack, of fonts that are not embedded.
 
-    U+FFFD stands for those of which the file does not say what they are. None are counted where there are more
-    than ``most`` characters.
+    U+FFFD stands for those of which the file does not say what they are. None are counted where there are
+    more than ``most`` characters.
     """
     substituted: dict[int, bool] = {}
     others = []

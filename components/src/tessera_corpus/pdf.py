@@ -346,7 +346,7 @@ class _File:
 
     @cached_property
     def _words(self) -> frozenset[bytes]:
-        """What the file may have of what PDFium does not tell, and takes as long as text to look for in pages."""
+        """Which of what PDFium does not tell the file may have."""
         return _found(self._data, self._buffer, frozenset({b"/UserUnit", b"/OCProperties"}))
 
     def user_unit(self, index: int) -> float:
