@@ -19,7 +19,7 @@ from tessera_corpus.sources.tables import LINES, TABLES
 from tests.imaging.test_kinds import several
 from tests.tessera_corpus.command import embed, served
 from tests.tessera_corpus.output.made import rows_in, write_lance
-from tests.tessera_corpus.pdf_files import line, pdf
+from tests.tessera_corpus.pdf_files import line, pdf, unembedded
 
 pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("sources")]
 
@@ -148,13 +148,9 @@ def test_every_kind_of_file_is_among_them(everything: Path) -> None:
 
 def test_pages_that_lack_letters_are_counted(url: str, tmp_path: Path) -> None:
     """One without a font of its own for a letter that none has, and one that is as it should be."""
-    font = (
-        b"<</Type/Font/Subtype/TrueType/BaseFont/ArialMT/FirstChar 1/LastChar 1/Widths[600]"
-        b"/Encoding<</Type/Encoding/Differences[1/uniA500]>>>>"
-    )
-    data = pdf([r"BT /F 24 Tf 20 50 Td (\001) Tj ET", ""], objects=[font], font="10 0 R")
-    (tmp_path / "a.pdf").write_bytes(data)
-    ran = embed(tmp_path / "a.pdf", "--url", url, "--out", tmp_path / "out", "--format", "openai")
+    (tmp_path / "b.pdf").write_bytes(unembedded("uniA500"))
+    (tmp_path / "a.pdf").write_bytes(unembedded("A"))
+    ran = embed(tmp_path, "--url", url, "--out", tmp_path / "out", "--format", "openai")
     assert "2 items embedded" in ran.stdout and ", 1 with a warning" in ran.stdout
     (path,) = (tmp_path / "out" / "vectors").glob("*.jsonl")
     assert sum("1 letter without a font" in json.dumps(json.loads(row)) for row in path.open()) == 1

@@ -181,7 +181,7 @@ def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
     """
     substituted: dict[int, bool] = {}
     others = []
-    some = False
+    some = []
     for drawn, font in _texts(page, raw):
         address = ctypes.cast(font, ctypes.c_void_p).value or 0
         if address not in substituted:
@@ -190,7 +190,7 @@ def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
         if substituted[address] and (
             raw.FPDFTextObj_GetTextRenderMode(drawn) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
         ):
-            some = True
+            some.append(drawn)
         else:
             others.append(drawn)
     if not some:
@@ -200,7 +200,13 @@ def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
         raw.FPDFPageObj_SetIsActive(drawn, False)
     textpage = page.get_textpage()
     try:
-        return _lacking(textpage, raw) if textpage.count_chars() <= most else Counter()
+        if textpage.count_chars() > most:
+            return Counter()
+        found = _lacking(textpage, raw)
+        # Their codes PDFium does not know at all.
+        if unread := sum(_is_unread(drawn, textpage, raw) for drawn in some):
+            found["\ufffd"] += unread
+        return found
     finally:
         textpage.close()
         for drawn in others:
@@ -247,6 +253,15 @@ def _lacking(textpage: Any, raw: Any) -> Counter[str]:
         # In UTF-16.
         place += 1 + (letter > "\uffff")
     return found
+
+
+def _is_unread(drawn: Any, textpage: Any, raw: Any) -> bool:
+    """Whether a text has room on the page, which blanks have not, and no letter."""
+    if raw.FPDFTextObj_GetText(drawn, textpage, None, 0) > len("\0".encode("utf-16-le")):
+        return False
+    left, bottom, right, top = edges = [ctypes.c_float() for _ in range(4)]
+    raw.FPDFPageObj_GetBounds(drawn, *edges)
+    return right.value > left.value or top.value > bottom.value
 
 
 def _is_lacking(letter: str) -> bool:

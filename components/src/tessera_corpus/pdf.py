@@ -482,14 +482,11 @@ def _within(page: Any, textpage: Any) -> str:
     # UTF-16, and a zero.
     units = (ctypes.c_ushort * (all_of_it + 1))()
     length = max(0, pdfium.FPDFText_GetText(textpage, 0, all_of_it, units) - 1)
+    if length < all_of_it:
+        # It leaves out codes without a meaning, which are blanks above all.
+        found = [pdfium.FPDFText_GetTextIndexFromCharIndex(handle, index) for index in range(all_of_it)]
+        units = type(units)(*(units[index] if index >= 0 else ord(" ") for index in found))
     parts: list[bytes] = []
-
-    def place(character: int) -> int:
-        """Where the text has a character, or the next one: it leaves out those without a meaning."""
-        for index in range(character, all_of_it):
-            if (found := pdfium.FPDFText_GetTextIndexFromCharIndex(textpage, index)) >= 0:
-                return int(found)
-        return length
 
     def take(begin: int, count: int) -> None:
         """Of so many characters from one on: all where no rectangle around some of them crosses an edge,
@@ -512,7 +509,7 @@ def _within(page: Any, textpage: Any) -> str:
                 take(begin, half)
                 take(begin + half, count - half)
                 return
-        some = slice(place(begin), place(begin + count))
+        some = slice(begin, begin + count)
         if not outside:
             parts.append(bytes(memoryview(units)[some]))
         elif ord("\n") in units[some]:
@@ -521,7 +518,8 @@ def _within(page: Any, textpage: Any) -> str:
 
     take(0, all_of_it)
     # Lines end with CR LF.
-    text = b"".join(parts).decode("utf-16-le", "ignore").replace("\r", "")
+    text = b"".join(parts).decode("utf-16-le", "ignore")
+    text = text.replace("\r\n", "\n").replace("\r", " ")
     return text if len(parts) == 1 else re.sub(r"(\s*\n){2,}", "\n", text)
 
 
