@@ -464,6 +464,8 @@ def _text(page: Any) -> str | None:
     return _joined(text.replace("\ufffe", _PARTED).replace("\0", ""))[:_MAX_CHARACTERS].strip()
 
 
+# Points, beyond what any page has.
+_FAR: Final = 1e9
 _LINE_END: Final = "\n".encode("utf-16-le")
 
 
@@ -516,7 +518,15 @@ def _within(page: Any, textpage: Any) -> str:
             # The line ends all the same.
             parts.append(_LINE_END)
 
-    take(0, all_of_it)
+    def within(*box: float) -> int:
+        """How much text lies within left, top, right and bottom, also in part."""
+        return int(pdfium.FPDFText_GetBoundedText(handle, *box, None, 0))
+
+    # Twice this is half of what the rectangles take.
+    if within(left, top, right, bottom) == within(-_FAR, _FAR, _FAR, -_FAR):
+        parts.append(bytes(memoryview(units)[:all_of_it]))
+    else:
+        take(0, all_of_it)
     # Lines end with CR LF.
     text = b"".join(parts).decode("utf-16-le", "ignore")
     text = text.replace("\r\n", "\n").replace("\r", " ")
