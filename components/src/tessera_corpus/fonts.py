@@ -232,7 +232,7 @@ def _lacking(textpage: Any, raw: Any) -> Counter[str]:
     handle = textpage.raw
 
     def is_unknown(index: int) -> bool:
-        return (
+        return bool(
             raw.FPDFText_HasUnicodeMapError(handle, index) == 1
             and raw.FPDFText_IsGenerated(handle, index) != 1
         )
@@ -261,7 +261,7 @@ def _is_unread(drawn: Any, textpage: Any, raw: Any) -> bool:
         return False
     left, bottom, right, top = edges = [ctypes.c_float() for _ in range(4)]
     raw.FPDFPageObj_GetBounds(drawn, *edges)
-    return right.value > left.value or top.value > bottom.value
+    return bool(right.value > left.value or top.value > bottom.value)
 
 
 def _is_lacking(letter: str) -> bool:
