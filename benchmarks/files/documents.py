@@ -80,7 +80,7 @@ def paths(folder: Path) -> list[Path]:
 def check(folder: Path, out: Path | None = None, *, most_pages: int = 2) -> bool:
     """Print what became of the first pages of each PDF file; whether any is bad."""
     if shutil.which("pdftoppm") is None:
-        raise SystemExit("poppler is not installed: apt-get install poppler-utils")
+        raise SystemExit("poppler is not installed: scripts/system-packages")
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch, open(out or "/dev/null", "w") as lines:
         for found in _all(paths(folder), Path(scratch), most_pages):

@@ -57,6 +57,41 @@ def test_a_damaged_chunk_that_is_needed_is_damage() -> None:
         _ = Picture(bytes(changed), param="x").image
 
 
+def animated(left_out: bytes = b"", *, default: bool, changed: tuple[int, bytes] = (0, b"")) -> bytes:
+    """Red, then green frames, with the picture before them or as the first; without its first such chunk, or
+    with another piece in its first fcTL."""
+    file = io.BytesIO()
+    red, green = (Image.new("RGB", (8, 6), colour) for colour in ("red", "lime"))
+    red.save(file, "PNG", save_all=True, append_images=[green, red], default_image=default)
+    data, found, at = file.getvalue(), [png.MAGIC], len(png.MAGIC)
+    while at < len(data):
+        size, name = struct.unpack_from(">I4s", data, at)
+        content = data[at + 8 : at + 8 + size]
+        at += 12 + size
+        if name == left_out:
+            left_out = b""
+            continue
+        if name == b"fcTL" and changed[1]:
+            place, piece = changed
+            content, changed = content[:place] + piece + content[place + len(piece) :], (0, b"")
+        found.append(chunk(name, content))
+    return b"".join(found)
+
+
+def test_a_damaged_animation_is_its_picture_or_refused() -> None:
+    """Browsers show the picture where nothing says that there are frames, and an empty canvas elsewhere."""
+    for default, first in ((True, (0, 255, 0)), (False, (255, 0, 0))):
+        assert Picture(animated(default=default), param="x").image.getpixel((3, 3)) == first
+        still = Picture(animated(b"acTL", default=default), param="x").image
+        assert still.getpixel((3, 3)) == (255, 0, 0)
+        wide = struct.pack(">I", 999)
+        for data in (animated(b"fcTL", default=default), animated(default=default, changed=(4, wide))):
+            with pytest.raises(RequestError, match="damaged"):
+                _ = Picture(data, param="x").image
+    with pytest.raises(RequestError, match="x is a damaged image: APNG missing frame data"):
+        _ = Picture(animated(b"fdAT", default=True), param="x").image
+
+
 def test_what_no_picture_needs_is_left_out() -> None:
     texts = zlib.compress(bytes(8 << 20))
     long = chunk(b"zTXt", b"a\0\0" + texts), chunk(b"iCCP", b"a\0\0" + texts)

@@ -70,6 +70,23 @@ def pdf(
     return bytes(out)
 
 
+def unembedded(letters: str, subtype: str = "TrueType", name: str = "ArialMT", beside: str = "") -> bytes:
+    """A page with one letter for each glyph name, of a font that is not in the file, after what is beside."""
+    names = letters.split()
+    descriptor = (
+        f"/FontDescriptor<</Type/FontDescriptor/FontName/{name}/Flags 32/FontBBox[0 -200 1000 900]"
+        "/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>"
+    )
+    font = (
+        f"<</Type/Font/Subtype/{subtype}/BaseFont/{name}/FirstChar 1/LastChar {len(names)}"
+        f"/Widths[{'600 ' * len(names)}]{descriptor}"
+        f"/Encoding<</Type/Encoding/Differences[1/{'/'.join(names)}]>>>>"
+    )
+    shown = "".join(f"\\{number:03o}" for number in range(1, len(names) + 1))
+    shown = f"BT /F 24 Tf 20 50 Td ({shown}) Tj ET"
+    return pdf([beside + shown], objects=[font.encode()], font="10 0 R")
+
+
 def stream(data: bytes, entries: str = "") -> bytes:
     return f"<</Length {len(data)}{entries}>>\nstream\n".encode() + data + b"\nendstream"
 

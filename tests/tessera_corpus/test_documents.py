@@ -26,7 +26,7 @@ from tessera.local.content import ImageFile
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item
 from tessera_corpus.pdf import PdfMode, PictureFormat
-from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream
+from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream, unembedded
 
 pytestmark = pytest.mark.confines
 
@@ -438,22 +438,6 @@ def test_a_hidden_field_and_an_empty_box_are_not_shown(both: Drawing, field: str
     assert (pixels(page)[150:] == 255).all()
 
 
-def unembedded(letters: str, subtype: str = "TrueType", name: str = "ArialMT") -> bytes:
-    """A page with one letter for each glyph name, of a font that is not in the file."""
-    names = letters.split()
-    descriptor = (
-        f"/FontDescriptor<</Type/FontDescriptor/FontName/{name}/Flags 32/FontBBox[0 -200 1000 900]"
-        "/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>"
-    )
-    font = (
-        f"<</Type/Font/Subtype/{subtype}/BaseFont/{name}/FirstChar 1/LastChar {len(names)}"
-        f"/Widths[{'600 ' * len(names)}]{descriptor}"
-        f"/Encoding<</Type/Encoding/Differences[1/{'/'.join(names)}]>>>>"
-    )
-    shown = "".join(f"\\{number:03o}" for number in range(1, len(names) + 1))
-    return pdf([f"BT /F 24 Tf 20 50 Td ({shown}) Tj ET"], objects=[font.encode()], font="10 0 R")
-
-
 def east_asian(name: str, ordering: str, encoding: str, text: str) -> bytes:
     """A page with a text in one of Adobe's fonts that no file has."""
     font = (
@@ -503,6 +487,40 @@ def test_a_page_that_lacks_letters_says_so(both: Drawing) -> None:
     assert isinstance(lacks, Item) and isinstance(has, Item)
     assert lacks.warning == "2 letters without a font: \ua500\ua501"
     assert has.warning is None
+
+
+def test_codes_that_are_no_unicode_are_letters_without_a_font(both: Drawing) -> None:
+    """PDFium takes a code of four bytes for the letter itself where the file says no other."""
+    ranges = "4 begincodespacerange\n<00><7f>\n<c080><dfbf>\n<e08080><efbfbf>\n<f0808080><f7bfbfbf>\n"
+    codes = (
+        f"begincmap\n{ranges}endcodespacerange\n1 begincidrange\n<f0a8a780><f0a8a790>1\nendcidrange\nendcmap"
+    )
+    system = "/CIDSystemInfo<</Registry(Adobe)/Ordering(Japan1)/Supplement 0>>"
+    font = (
+        "<</Type/Font/Subtype/Type0/BaseFont/X/Encoding 11 0 R/DescendantFonts[<</Type/Font"
+        f"/Subtype/CIDFontType2/BaseFont/X{system}/FontDescriptor<</Type/FontDescriptor/FontName/X/Flags 4"
+        "/FontBBox[0 0 999 999]/ItalicAngle 0/Ascent 800/Descent -200/CapHeight 700/StemV 80>>>>]>>"
+    )
+    (page,) = both.rows(
+        pdf(
+            ["BT /F 24 Tf 20 100 Td <f0a8a780f0a8a781> Tj ET"],
+            objects=[font.encode(), stream(codes.encode(), f"/Type/CMap/CMapName/X{system}")],
+            font="10 0 R",
+        )
+    )
+    assert isinstance(page, Item) and page.warning == "2 letters without a font"
+
+
+def test_text_whose_codes_pdfium_does_not_know_is_missed(both: Drawing) -> None:
+    (page,) = both.rows(east_asian("Ryumin-Light", "Japan1", "V", "文字"))
+    assert isinstance(page, Item) and page.warning == "1 letter without a font"
+
+
+def test_other_text_is_still_read_where_some_letters_lack(both: Drawing) -> None:
+    unseen = "BT /F 12 Tf 3 Tr 20 100 Td (\\001) Tj 0 Tr ET "
+    (page,) = both.rows(unembedded("A uniA500", beside=unseen))
+    assert isinstance(page, Item) and page.warning == "1 letter without a font: \ua500"
+    assert page.parts[1] == "A\nA\ua500"
 
 
 def test_letters_that_are_not_to_be_seen_are_not_missed(both: Drawing) -> None:
@@ -571,6 +589,11 @@ def test_the_unit_of_a_page_counts_for_its_limit(both: Drawing) -> None:
 def test_words_that_the_end_of_a_line_parts_are_joined(both: Drawing, lines: list[str], said: str) -> None:
     (page,) = both.rows(pdf(["".join(line(text, y=100 - 14 * at) for at, text in enumerate(lines))]))
     assert isinstance(page, Item) and page.parts[1] == said
+
+
+def test_codes_without_a_meaning_are_blanks(both: Drawing) -> None:
+    (page,) = both.rows(pdf([line(r"one\003two")]))
+    assert isinstance(page, Item) and page.parts[1] == "one two"
 
 
 def test_text_beyond_the_edges_is_not_read_and_lines_are_kept(both: Drawing) -> None:

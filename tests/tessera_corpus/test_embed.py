@@ -10,9 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,22 +19,12 @@ import pytest
 from benchmarks.corpus import Corpus, differences, killed, make_corpus, pdf, read, whole
 from benchmarks.proc import below
 
-from tessera.defaults import MODEL
-
-EMBED = [sys.executable, "-m", "tessera.cli", "embed"]
+from tests.tessera_corpus.command import EMBED, embed, served
 
 # Parts that may come of what was embedded before an engine was killed.
 _IN_FLIGHT = 3
 
 pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus")]
-
-
-def embed(*words: str | Path, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(
-        [*EMBED, *map(str, words)], capture_output=True, text=True, timeout=300, check=False, **options
-    )
-    assert ran.returncode == status, ran.stderr
-    return ran
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -256,15 +244,6 @@ def test_standard_input_and_shards_of_one_output(tmp_path: Path) -> None:
         embed("-", "--out", tmp_path, "--shard", f"{number}/2", input=lines)
     ids = read(tmp_path)[0]
     assert sorted(ids, key=int) == [f"{number}" for number in range(40)]
-
-
-@contextmanager
-def served(tmp_path: Path) -> Iterator[str]:
-    from benchmarks.service import Deployment, service
-
-    deployment = Deployment(model_path=MODEL, engine={}, frontend_flags=("--max-in-flight", "4"))
-    with service(deployment, tmp_path / "logs") as urls:
-        yield urls[0]
 
 
 def test_a_service_makes_the_same_vectors(corpus: Corpus, unbroken: Path, tmp_path: Path) -> None:

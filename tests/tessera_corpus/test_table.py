@@ -79,6 +79,15 @@ def test_images_by_name_and_as_datasets_has_them(tmp_path: Path) -> None:
     assert isinstance(other, Item) and other.parts == (ImageFile(b"a"),)
 
 
+@pytest.mark.parametrize("root", [False, True])
+def test_addresses_of_other_stores_are_refused_by_name(tmp_path: Path, root: bool) -> None:
+    names = ["s3://bucket/a.png", "gs://bucket/a.png"]
+    pq.write_table(pa.table({"image": names}), tmp_path / "in.parquet")
+    rows = read(tmp_path / "in.parquet", root=tmp_path if root else None)
+    reasons = [row.reason for row in rows if isinstance(row, Failure)]
+    assert [reason.partition(" is not read")[0] for reason in reasons] == ["image: s3://", "image: gs://"]
+
+
 def test_a_table_without_what_is_asked_for_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ConfigError, match="there are a; --text-column"):

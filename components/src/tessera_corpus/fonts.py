@@ -24,15 +24,26 @@ _PACKAGES: Final = ("pymupdf_fonts", "cvttf_NotoSansCJK_Regular", "fontTools")
 
 # Of ``fpdf_sysfontinfo.h``: Japanese, Korean, simplified and traditional Chinese.
 _EAST_ASIAN: Final = (128, 129, 134, 136)
+# Latin-1, any, and that of fonts of pictures.
+_NO_SCRIPT: Final = frozenset({0, 1, 2})
 
 # What PDFium's own fonts draw: Windows-1252, and what Adobe's standard Latin set has besides.
 _OWN: Final = frozenset(bytes(range(32, 256)).decode("cp1252", "ignore")) | frozenset(
     "\u0131\u02c6\u02c7\u02d8\u02d9\u02da\u02db\u02dc\u02dd\u2212\u2044\ufb01\ufb02"
 )
+# Of forms within forms.
+_MAX_DEPTH: Final = 16
 # Characters of which one is looked at.
 _SAMPLED: Final = 8
 # They are drawn by fonts of PDFium's own, whose letters Unicode has elsewhere.
 _PICTORIAL: Final = ("Symbol", "ZapfDingbats")
+
+
+WORDS: Final = frozenset(
+    {b"/Differences", b"/Type0", b"/ToUnicode", b"/MacRomanEncoding", b"/MacExpertEncoding"}
+)
+"""A file with none of them has no letters that PDFium's own fonts lack, but in fonts of another script: four
+of five files whose fonts are not embedded are such ones."""
 
 
 class _Font:
@@ -75,8 +86,8 @@ class Fonts:
         self._raw = raw
         self._first: _Font | None = None
         self._used: set[str] = set()
-        self.asked = False
-        """Whether PDFium looked for a font since this was last set to False."""
+        self.charsets: set[int] = set()
+        """Of the fonts that PDFium looked for since this was last cleared."""
         # Kept: PDFium calls them as long as it runs.
         self._info = self._callbacks()
         raw.FPDF_SetSystemFontInfo(self._info)
@@ -94,6 +105,11 @@ class Fonts:
             yield
         finally:
             self._first = None
+
+    @property
+    def asked_for_script(self) -> bool:
+        """Whether PDFium looked for a font of another script than Latin."""
+        return not self.charsets <= _NO_SCRIPT
 
     def have_any(self, lacking: Counter[str]) -> bool:
         """Whether any of these letters could be drawn."""
@@ -128,7 +144,7 @@ class Fonts:
         self, info: Any, weight: int, italic: int, charset: int, pitch: int, face: Any, exact: Any
     ) -> Any:
         """A handle: the font's place, from 1."""
-        self.asked = True
+        self.charsets.add(charset)
         if self._first is None:
             return None
         font = self._fonts[-1] if charset in _EAST_ASIAN else self._first
@@ -157,29 +173,95 @@ def _installed() -> Iterator[_Font]:
     yield _Font("Noto Sans CJK", Path(cvttf_NotoSansCJK_Regular.get_TTF_path()).read_bytes())
 
 
-def lacking(textpage: Any, raw: Any) -> Counter[str]:
+def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
     """Count the letters of a page that PDFium's own fonts lack, of fonts that are not embedded.
 
-    U+FFFD stands for those of which the file does not say what they are.
+    U+FFFD stands for those of which the file does not say what they are. None are counted where there are
+    more than ``most`` characters.
     """
-    count = textpage.count_chars()
-    text = textpage.get_text_range() if count > 0 else ""
-    # What the file does not say may be any character, and is so for whole runs.
-    some = range(0, count, _SAMPLED)
-    if not any(map(_is_lacking, set(text))) and not any(
-        raw.FPDFText_HasUnicodeMapError(textpage, index) == 1 for index in some
-    ):
+    substituted: dict[int, bool] = {}
+    others = []
+    some = []
+    for drawn, font in _texts(page, raw):
+        address = ctypes.cast(font, ctypes.c_void_p).value or 0
+        if address not in substituted:
+            substituted[address] = _is_substituted(font, raw)
+        # The text of a scanned page is laid over its picture, unseen.
+        if substituted[address] and (
+            raw.FPDFTextObj_GetTextRenderMode(drawn) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
+        ):
+            some.append(drawn)
+        else:
+            others.append(drawn)
+    if not some:
         return Counter()
+    # The other text takes most of the time, which is a fifth of what it takes to draw a page.
+    for drawn in others:
+        raw.FPDFPageObj_SetIsActive(drawn, False)
+    textpage = page.get_textpage()
+    try:
+        if textpage.count_chars() > most:
+            return Counter()
+        found = _lacking(textpage, raw)
+        # Their codes PDFium does not know at all.
+        if unread := sum(_is_unread(drawn, textpage, raw) for drawn in some):
+            found["\ufffd"] += unread
+        return found
+    finally:
+        textpage.close()
+        for drawn in others:
+            raw.FPDFPageObj_SetIsActive(drawn, True)
+
+
+def _texts(page: Any, raw: Any) -> Iterator[tuple[Any, Any]]:
+    """The texts of a page and of its forms, each with its font."""
+
+    def within(container: Any, count: int, get: Any, depth: int) -> Iterator[tuple[Any, Any]]:
+        for index in range(count):
+            drawn = get(container, index)
+            if font := raw.FPDFTextObj_GetFont(drawn):
+                yield drawn, font
+            elif depth < _MAX_DEPTH and (inner := raw.FPDFFormObj_CountObjects(drawn)) > 0:
+                yield from within(drawn, inner, raw.FPDFFormObj_GetObject, depth + 1)
+
+    return within(page.raw, raw.FPDFPage_CountObjects(page), raw.FPDFPage_GetObject, 0)
+
+
+def _lacking(textpage: Any, raw: Any) -> Counter[str]:
+    count = textpage.count_chars()
+    handle = textpage.raw
+
+    def is_unknown(index: int) -> bool:
+        return bool(
+            raw.FPDFText_HasUnicodeMapError(handle, index) == 1
+            and raw.FPDFText_IsGenerated(handle, index) != 1
+        )
+
     found: Counter[str] = Counter()
-    for index in range(count):
-        letter = chr(raw.FPDFText_GetUnicode(textpage, index))
-        unknown = letter == "\ufffd" or raw.FPDFText_HasUnicodeMapError(textpage, index) == 1
-        if not (unknown or _is_lacking(letter)) or raw.FPDFText_IsGenerated(textpage, index) == 1:
-            continue
-        drawn = raw.FPDFText_GetTextObject(textpage, index)
-        if drawn and _is_substituted(drawn, raw):
-            found["\ufffd" if unknown else letter] += 1
+    # What the file does not say may be any character, and is so for whole runs.
+    if any(map(is_unknown, range(0, count, _SAMPLED))):
+        found["\ufffd"] = sum(map(is_unknown, range(count)))
+    text = textpage.get_text_range() if count > 0 else ""
+    wanted = frozenset(filter(_is_lacking, set(text)))
+    place = 0
+    for letter in text if wanted else "":
+        if letter in wanted:
+            index = raw.FPDFText_GetCharIndexFromTextIndex(handle, place)
+            # PDFium takes the code of a letter for a letter where the file does not say.
+            if not (found and is_unknown(index)):
+                found[letter] += 1
+        # In UTF-16.
+        place += 1 + (letter > "\uffff")
     return found
+
+
+def _is_unread(drawn: Any, textpage: Any, raw: Any) -> bool:
+    """Whether a text has room on the page, which blanks have not, and no letter."""
+    if raw.FPDFTextObj_GetText(drawn, textpage, None, 0) > len("\0".encode("utf-16-le")):
+        return False
+    left, bottom, right, top = edges = [ctypes.c_float() for _ in range(4)]
+    raw.FPDFPageObj_GetBounds(drawn, *edges)
+    return bool(right.value > left.value or top.value > bottom.value)
 
 
 def _is_lacking(letter: str) -> bool:
@@ -187,12 +269,16 @@ def _is_lacking(letter: str) -> bool:
     return letter not in _OWN and letter.isprintable()
 
 
-def _is_substituted(drawn: Any, raw: Any) -> bool:
-    font = raw.FPDFTextObj_GetFont(drawn)
-    if not font or raw.FPDFFont_GetIsEmbedded(font) != 0:
-        return False
-    # The text of a scanned page is laid over its picture, unseen.
-    if raw.FPDFTextObj_GetTextRenderMode(drawn) == raw.FPDF_TEXTRENDERMODE_INVISIBLE:
+def _remembered(known: dict[int, bool], font: Any, raw: Any) -> bool:
+    """``_is_substituted``, looked for once for each font of a page."""
+    address = ctypes.cast(font, ctypes.c_void_p).value or 0
+    if address not in known:
+        known[address] = _is_substituted(font, raw)
+    return known[address]
+
+
+def _is_substituted(font: Any, raw: Any) -> bool:
+    if raw.FPDFFont_GetIsEmbedded(font) != 0:
         return False
     name = ctypes.create_string_buffer(64)
     raw.FPDFFont_GetBaseFontName(font, name, len(name))

@@ -12,8 +12,8 @@ _MAX_DEPTH: Final = 16
 _SIDE: Final = 500
 
 
-def hide(page: Any, raw: Any) -> None:
-    """Make what is on hidden layers no part of the page.
+def hide(page: Any, raw: Any) -> bool:
+    """Make what is on hidden layers no part of the page; False where it has none.
 
     PDFium's functions for text know no layers, and it has none that tells which are hidden, but it draws
     none of these: each layer is drawn alone, and is hidden where nothing appears.
@@ -23,7 +23,7 @@ def hide(page: Any, raw: Any) -> None:
         layers[key].append(drawn)
     optional = [key for key in layers if key]
     if not optional:
-        return
+        return False
     everything = [drawn for some in layers.values() for drawn in some]
     for drawn in everything:
         raw.FPDFPageObj_SetIsActive(drawn, False)
@@ -31,6 +31,7 @@ def hide(page: Any, raw: Any) -> None:
     for key, some in layers.items():
         for drawn in some:
             raw.FPDFPageObj_SetIsActive(drawn, not key or key in shown)
+    return len(shown) < len(optional)
 
 
 def _drawn(page: Any, raw: Any) -> Iterator[tuple[tuple[int, ...], Any]]:

@@ -46,11 +46,12 @@ class Output(Protocol):
 class Progress:
     """What a run has done so far. ``done_before`` had vectors at the start, ``taken`` came from the source.
 
-    ``nbytes`` were read of items.
+    ``warned`` are of those embedded; ``nbytes`` were read of items.
     """
 
     taken: int = 0
     embedded: int = 0
+    warned: int = 0
     failed: int = 0
     first_failure: Failure | None = None
     done_before: int = 0
@@ -247,6 +248,7 @@ class _Writer:
             self._output.put(good)
         progress = self._progress
         progress.embedded += len(good)
+        progress.warned += sum(one.warning is not None for one in good)
         progress.vectors += sum(len(one.rows.values) for one in good)
         progress.tokens += sum(one.tokens for one in good)
         for one in made:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tessera.errors import ConfigError
@@ -58,6 +59,25 @@ def test_a_changed_item_is_done_again(tmp_path: Path, format: str) -> None:
     all_changed = {id: f"all of {text}" for id, text in CORPUS.items()}
     assert fill(opened(tmp_path, format=format, part_rows=4), all_changed.items()) == list(CORPUS)
     assert texts_in(tmp_path, all_changed) == sorted(CORPUS)
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance"])
+def test_an_output_from_before_there_were_warnings_goes_on(tmp_path: Path, format: str) -> None:
+    first = dict(list(CORPUS.items())[:12])
+    fill(opened(tmp_path, format=format, part_rows=5), first.items())
+    if format == "lance":
+        import lance
+
+        lance.dataset(str(tmp_path / "vectors.lance")).drop_columns(["warning"])
+    else:
+        for path in (tmp_path / "vectors").glob("*.parquet"):
+            pq.write_table(pq.ParquetFile(path).read().drop_columns(["warning"]), path)
+    assert not any("warning" in row for row in rows_in(tmp_path))
+    changed = CORPUS | {"it's 1": "changed"}
+    assert len(fill(opened(tmp_path, format=format, part_rows=5), changed.items())) == len(CORPUS) - 11
+    assert texts_in(tmp_path, changed) == sorted(CORPUS)
+    assert all(row.get("warning") is None for row in rows_in(tmp_path))
+    assert fill(opened(tmp_path, format=format), changed.items()) == []
 
 
 @formats

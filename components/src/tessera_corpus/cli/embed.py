@@ -338,9 +338,10 @@ class _Run:
         rate = progress.embedded / (progress.seconds - progress.starting_seconds)
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
+        warned = f", {progress.warned:,} with a warning" if progress.warned else ""
         gone = f", {output.gone:,} gone and removed" if output.gone else ""
         embedded = f"{progress.embedded:,} items embedded ({rate:,.1f}/s)"
-        say(f"{settings.output.out}: {embedded}{before}{gone}{failed}")
+        say(f"{settings.output.out}: {embedded}{warned}{before}{gone}{failed}")
         if (failure := progress.first_failure) is not None:
             which = "the first that failed" if progress.failed > 1 else "what failed"
             say(f"{which}: {failure.id}: {failure.reason}")

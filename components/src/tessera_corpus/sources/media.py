@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from tessera.frontend.media.fetch import Fetcher
 
 _PARAM: Final = "image"
+# Such as s3://: a file may be called anything else.
+_OTHER: Final = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _WEB: Final = ("http://", "https://")
 
 
@@ -50,6 +53,10 @@ class Media:
             return decode(name, param=_PARAM, max_bytes=self._max_bytes)
         if start.startswith(_WEB):
             return self._fetch(name)
+        if (scheme := _OTHER.match(name)) is not None:
+            raise MediaFetchError(
+                f"image: {scheme[0]} is not read: only paths, and URLs of http, https and data", param=_PARAM
+            )
         if self._root is None:
             raise MediaFetchError(
                 "image: a path, and --root does not say below which directory", param=_PARAM
