@@ -18,9 +18,9 @@ import yaml
 from benchmarks.proc import children
 
 from tests.e2e.service import free_ports, lasting_members
-from tests.signals import default_signals
 from tests.forks.popen import Forked
 from tests.proc import command_line
+from tests.signals import default_signals
 
 
 class Serve:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import pickle
 import socket
@@ -25,6 +24,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _asking = threading.Lock()
 
 
+_Executed = subprocess.Popen
+
+
 class Forked(subprocess.Popen[bytes]):
     """Starts a module of the service, or a launch script's launcher, without an import of its own.
 
@@ -40,8 +42,14 @@ class Forked(subprocess.Popen[bytes]):
         command = _as_module(list(map(str, args)))
         module = Module.of(command)
         environment = dict(os.environ if env is None else env)
-        others = (shell, executable is not None, not close_fds, group != -1, *(i not in (None, -1) for i in ids))
-        if any(others) or module is None or module.name not in MODULES or differs(module.name, environment):
+        others = (
+            shell,
+            executable is not None,
+            not close_fds,
+            group != -1,
+            *(i not in (None, -1) for i in ids),
+        )
+        if any(others) or module is None or module.name not in MODULES or differs(environment):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
         given = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
@@ -72,28 +80,56 @@ def _as_module(command: list[str]) -> list[str]:
 def _ask(request: Request, descriptors: Iterable[int]) -> int:
     """The id of a new child of this process."""
     with _asking:
-        channel, _ = _server()
+        channel = SERVER.channel()
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             socket.send_fds(channel, [pickle.dumps(request)], list(descriptors))
-            pid: int = pickle.loads(channel.recv(LONGEST))
+            if not (said := channel.recv(LONGEST)):
+                raise RuntimeError("the server of forks has ended")
         finally:
             _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    pid: int = pickle.loads(said)
     return pid
 
 
-@functools.cache
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The channel to the server, and the server: it ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
+class _Server:
+    """The server of this process, begun when it is first asked."""
+
+    def __init__(self) -> None:
+        self._asked: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def use(self, channel: socket.socket) -> None:
+        """Ask one that is there."""
+        self._asked = channel
+
+    def channel(self) -> socket.socket:
+        if self._asked is None:
+            self._asked, theirs = channel()
+            number = theirs.fileno()
+            with theirs:
+                # It ends with this process, and nobody waits for it.
+                self._process = _Executed(
+                    [sys.executable, "-m", "tests.forks.server", str(number), ROOM],
+                    cwd=ROOT,
+                    env=imported_with | {"ROOM": ROOM},
+                    pass_fds=[number],
+                    start_new_session=True,
+                )
+        return self._asked
+
+
+SERVER = _Server()
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    """The ends of a channel between who asks and a server."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forks.server", str(theirs.fileno()), ROOM],
-            cwd=ROOT,
-            env=imported_with | {"ROOM": ROOM},
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-    return ours, process
+    return ends
+
+
+def fork_all() -> None:
+    """Fork, from now on, wherever this process uses ``subprocess``."""
+    subprocess.Popen = Forked  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""``python -m tests.forks.probe [FILE]``: write what a program finds when it begins; FILE is for a child's as well."""
+"""``python -m tests.forks.probe [FILE]``: write what a program finds when it begins, a child to FILE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from tessera.launch.children import collect, spawn
 from tests.proc import command_line
 
-
 # Signals 32 and 33, which posix_spawn leaves ignored.
 _OF_THE_LIBRARY = 3 << 31
 
@@ -29,8 +28,12 @@ def main() -> None:
         "parent": os.getppid(),
         "session": os.getsid(0) == os.getpid(),
         "kernel": [line for line in status.splitlines() if line.startswith(("Threads", "Umask"))],
-        "signals": [int(mask, 16) & ~_OF_THE_LIBRARY for mask in re.findall(r"Sig(?:Blk|Ign|Cgt):\t(\w+)", status)],
-        "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)],
+        "signals": [
+            int(mask, 16) & ~_OF_THE_LIBRARY for mask in re.findall(r"Sig(?:Blk|Ign|Cgt):\t(\w+)", status)
+        ],
+        "handlers": [
+            str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+        ],
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd") if _is_open(int(name))),
         "streams": [(s.encoding, s.errors, s.line_buffering, s.fileno()) for s in (sys.stdout, sys.stderr)],
         "input": sys.stdin.read(),

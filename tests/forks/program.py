@@ -32,17 +32,32 @@ HIGHEST = 1000
 ROOM = "." * (1 << 16)
 """What the server has as an argument and in its environment: there forks have theirs."""
 
+_THREADS = "OMP_NUM_THREADS"
+
 # The environment of the server, and in the tests' process what it will be or was.
-imported_with: dict[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
+imported_with: dict[str, str] = {**os.environ, _THREADS: "1"}
+
+search_path: list[str] = []
+"""The server's, without the folder that it ran in."""
 
 # What a process reads when it needs it, and may have otherwise than the process that it is a fork of. Other
 # variables are read by the interpreter, by the loader or by a library that is imported.
-_READ_LATE = ("TESSERA_", "DYN_", "BENCHMARKS_PORTS", "PYTEST_CURRENT_TEST", "TMPDIR", "ETCD_", "NATS_", "OTEL_EXPORTER_")
+_READ_LATE = (
+    "TESSERA_",
+    "DYN_",
+    "BENCHMARKS_PORTS",
+    _THREADS,
+    "PYTEST_CURRENT_TEST",
+    "TMPDIR",
+    "ETCD_",
+    "NATS_",
+    "OTEL_EXPORTER_",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What a command line runs; ``arguments`` are behind the name. ``safe``: the folder is not looked in (``-P``)."""
+    """What a command line runs; ``safe`` (``-P``) is without the folder that it runs in."""
 
     name: str
     arguments: list[str]
@@ -59,13 +74,10 @@ class Module:
         return cls(words[1], words[2:], safe)
 
 
-def differs(module: str, environment: Mapping[str, str]) -> str | None:
-    """A variable that a fork would not heed, beside what was there when the server imported; None without one."""
+def differs(environment: Mapping[str, str]) -> str | None:
+    """A variable that a fork would not heed, as it is not what the server imported with; None without one."""
     for name in environment.keys() | imported_with.keys():
-        if environment.get(name) == imported_with.get(name) or name.startswith(_READ_LATE):
-            continue
-        # Nothing of a frontend computes with torch.
-        if name != "OMP_NUM_THREADS" or module != "tessera.frontend":
+        if environment.get(name) != imported_with.get(name) and not name.startswith(_READ_LATE):
             return name
     return None
 
@@ -88,6 +100,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         _reset_signals()
         os.environ.clear()
         os.environ.update(environment)
+        _set_threads(environment.get(_THREADS))
         _show(command, _ARGUMENTS_FIELD)
         _show([f"{name}={value}" for name, value in environment.items()], _ENVIRONMENT_FIELD)
         _close_on_exec()
@@ -97,6 +110,12 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)
+
+
+def _set_threads(threads: str | None) -> None:
+    """What libgomp reads when it is loaded."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(threads or len(os.sched_getaffinity(0))))
 
 
 class Begun:
@@ -121,12 +140,14 @@ def _run(command: Sequence[str]) -> int:
     module = Module.of(command)
     assert module is not None
     sys.argv, sys.orig_argv = [module.name, *module.arguments], list(command)
-    sys.path[:1] = [] if module.safe else [os.getcwd()]
-    sys.stdin = open(0, closefd=False) if _is_open(0) else None  # type: ignore[assignment]
+    sys.path[:] = [*([] if module.safe else [os.getcwd()]), *search_path]
+    sys.stdin = _input()
     sys.stdout, sys.stderr = _stream(sys.stdout, os.isatty(1)), _stream(sys.stderr, True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     # Of a launcher. It has one thread, unlike other processes of the service.
     children._spawn = _spawn
+    if module.name == "tessera.cli" and module.arguments[:1] != ["serve"]:
+        _fork_engines()
     status: object = 0
     try:
         runpy._run_module_as_main(module.name)  # type: ignore[attr-defined]
@@ -143,20 +164,31 @@ def _run(command: Sequence[str]) -> int:
     return status if isinstance(status, int) else int(status is not None)
 
 
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
+def _fork_engines() -> None:
+    """Let the engines of a command be forks, of a server that is forked before the command has threads."""
+    # Here alone: they import this module.
+    from tests.forks import popen, server
+
+    ours, theirs = popen.channel()
+    if not os.fork():
+        ours.close()
+        _show(["python", "-m", server.__name__], _ARGUMENTS_FIELD)
+        server.serve(theirs)
+    theirs.close()
+    popen.SERVER.use(ours)
+    popen.fork_all()
+
+
+def _input() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
 
 
 def _stream(other: Any, by_line: bool) -> io.TextIOWrapper:
     """One with the same descriptor, into which nothing has been written."""
     unbuffered: bool = other.write_through
-    raw = open(other.fileno(), "wb", buffering=0 if unbuffered else -1, closefd=False)
+    raw = io.FileIO(other.fileno(), "wb", closefd=False)
     return io.TextIOWrapper(
-        raw,  # type: ignore[arg-type]
+        raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]
         encoding=other.encoding,
         errors=other.errors,
         line_buffering=by_line and not unbuffered,
@@ -185,7 +217,7 @@ def _reset_signals() -> None:
 
 
 def _show(words: Iterable[str], first_field: int) -> None:
-    """Let ``proc(5)`` show the words: a field of ``stat`` says where it reads them, and the next one where it ends."""
+    """Let ``proc(5)`` show the words: two fields of ``stat`` say where it reads them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number - 3]) for number in (first_field, first_field + 1))
     data = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -205,7 +237,7 @@ def _spawn(
 ) -> int:
     """As ``launch.children._spawn``, for a child that is a module of the service."""
     words = command[6:]
-    if children._BOUND not in command or (module := Module.of(words)) is None or differs(module.name, environment):
+    if children._BOUND not in command or Module.of(words) is None or differs(environment):
         return _exec(command, environment, actions, heeded)  # type: ignore[arg-type]
     may_fork()
     parent = os.getpid()

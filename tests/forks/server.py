@@ -17,13 +17,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tests.forks.program import HIGHEST, Begun, become, imported_with, may_fork
+from tests.forks.program import HIGHEST, Begun, become, imported_with, may_fork, search_path
 
 # What forks become, and what they import when they begin.
-MODULES = ("tessera.cli", "tessera.launch", "tessera.frontend", "tessera.worker", "tests.forks.probe")
+MODULES = (
+    "tessera.cli",
+    "tessera.launch",
+    "tessera.frontend",
+    "tessera.worker",
+    "tessera.local.engine_process",
+    "tessera.local.worker_process",
+    "tests.forks.probe",
+)
 _EARLY = (
-    *(f"{name}.__main__" for name in MODULES if name.startswith("tessera.")),
+    "tessera.cli.__main__",
+    "tessera.launch.__main__",
     "tessera.launch.scripts",
+    "tessera.frontend.__main__",
+    "tessera.worker.__main__",
+    "tessera.local.engine_process",
+    "tessera.local.worker_process",
     "tessera.engine.torch.text",
     "tessera.engine.torch.vision",
 )
@@ -48,21 +61,27 @@ def main() -> NoReturn:
     imported_with.clear()
     imported_with.update(os.environ)
     del imported_with["ROOM"]
+    search_path.extend(sys.path[1:])
     for name in _EARLY:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    serve(channel)
+
+
+def serve(channel: socket.socket) -> NoReturn:
+    """Fork for whoever has the other end of the channel, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with socket.socket(fileno=int(sys.argv[1])) as channel:
-        channel.set_inheritable(False)
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(channel, LONGEST, 64)
-            if not data:
-                os._exit(0)
-            pid = _fork(pickle.loads(data), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            channel.send(pickle.dumps(pid))
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, LONGEST, 64)
+        if not data:
+            os._exit(0)
+        pid = _fork(pickle.loads(data), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(pickle.dumps(pid))
 
 
 def _fork(request: Request, descriptors: list[int]) -> int:

@@ -49,6 +49,11 @@ def test_a_fork_finds_what_an_executed_program_finds(tmp_path: Path) -> None:
 def test_what_a_fork_would_not_heed_is_executed() -> None:
     before = Forked.forks
     for variable in ("MALLOC_ARENA_MAX", "PYTHONWARNINGS"):
-        Forked([sys.executable, "-m", "tests.forks.probe"], env={**imported_with, variable: "1"}, stdin=-3, stdout=-3).wait()
+        Forked(
+            [sys.executable, "-m", "tests.forks.probe"],
+            env={**imported_with, variable: "1"},
+            stdin=-3,
+            stdout=-3,
+        ).wait()
     Forked(["true"]).wait()
     assert Forked.forks == before

@@ -28,7 +28,7 @@ EMBED = [sys.executable, "-m", "tessera.cli", "embed"]
 # Parts that may come of what was embedded before an engine was killed.
 _IN_FLIGHT = 3
 
-pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus")]
+pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus"), pytest.mark.usefixtures("forks")]
 
 
 def embed(*words: str | Path, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
