@@ -51,7 +51,10 @@ _READ_LATE = (
     "TMPDIR",
     "ETCD_",
     "NATS_",
+    "OTEL_BSP_",
     "OTEL_EXPORTER_",
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_",
 )
 
 
