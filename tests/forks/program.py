@@ -147,6 +147,9 @@ def _run(command: Sequence[str]) -> int:
     sys.stdin = _input()
     sys.stdout, sys.stderr = _stream(sys.stdout, os.isatty(1)), _stream(sys.stderr, True)
     sys.modules["__main__"] = types.ModuleType("__main__")
+    # What it runs is there when the server has imported it, which runpy would warn of.
+    is_package = hasattr(sys.modules.get(module.name), "__path__")
+    sys.modules.pop(f"{module.name}.__main__" if is_package else module.name, None)
     # Of a launcher. It has one thread, unlike other processes of the service.
     children._spawn = _spawn
     if module.name == "tessera.cli" and module.arguments[:1] != ["serve"]:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.forks.popen import ROOT, Forked
 from tests.forks.program import imported_with
 from tests.signals import default_signals
@@ -44,6 +46,19 @@ def test_a_fork_finds_what_an_executed_program_finds(tmp_path: Path) -> None:
     for found, wanted in zip(forked, begun(subprocess.Popen, child), strict=True):
         differences = {name: (value, wanted[name]) for name, value in found.items() if value != wanted[name]}
         assert not differences
+
+
+@pytest.mark.parametrize("module", ["tessera.launch", "tessera.frontend", "tessera.local.engine_process"])
+def test_a_fork_says_what_an_executed_program_says(module: str) -> None:
+    said = []
+    for popen in (Forked, subprocess.Popen):
+        command = [sys.executable, "-m", module, "--help"]
+        process = popen(command, env=imported_with, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        output, errors = process.communicate()
+        # Of an error, where it was raised.
+        said.append((process.returncode, output, errors.splitlines()[-1:]))
+        assert b"RuntimeWarning" not in errors
+    assert said[0] == said[1]
 
 
 def test_what_a_fork_would_not_heed_is_executed() -> None:
