@@ -162,7 +162,7 @@ def _run(command: Sequence[str]) -> int:
         if isinstance(status, str):
             print(status, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         status = 1
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
