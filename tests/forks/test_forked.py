@@ -67,8 +67,8 @@ def test_what_a_fork_would_not_heed_is_executed() -> None:
         Forked(
             [sys.executable, "-m", "tests.forks.probe"],
             env={**imported_with, variable: "1"},
-            stdin=-3,
-            stdout=-3,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         ).wait()
     Forked(["true"]).wait()
     assert Forked.forks == before
