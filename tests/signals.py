@@ -8,6 +8,16 @@ import time
 from pathlib import Path
 
 
+def default_signals() -> None:
+    """What a terminal sends ends a process again.
+
+    It is ignored where the tests themselves run in the background or under nohup, and a shell cannot trap
+    what it finds ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def signal_process(pid: int, number: signal.Signals) -> None:
     """As ``os.kill``, to which a process that is not there, -1, would mean every process of the machine."""
     assert pid > 0, "the process is not there"

@@ -18,7 +18,7 @@ from tests.deploy.dockerfile import Dockerfile
 from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT
 
-LARGEST = ("tensorrt-environment", "cuda-environment")
+LARGEST = ("tensorrt-wheels", "cuda-wheels")
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def resolution(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactory)
 def bundle(dockerfile: Dockerfile, resolution: Resolution, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``scripts/bundle`` makes for this Python and a frontend, from the package index."""
     folder = tmp_path_factory.mktemp("bundle")
-    words = dockerfile.bundle_words("frontend-environment")
+    words = dockerfile.bundle_words("frontend-wheels")
     ran = run_script(sys.executable, ROOT / "scripts/bundle", *words, "--out", folder)
     if any(sign in ran.stderr for sign in ("No matching distribution", "connection")):
         pytest.skip(f"the package index cannot be reached: {ran.stderr}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 from dockerfile_parse import DockerfileParser
 
@@ -34,9 +35,13 @@ class Dockerfile:
             if name == "FROM":
                 base, _, stage = value.partition(" AS ")
                 body = []
-                yield stage, (base, body)
+                yield stage, (self._filled(base), body)
             else:
                 body.append((name, value))
+
+    def _filled(self, base: str) -> str:
+        """A stage whose name has an argument in it; an image stays as it is written."""
+        return base if base.startswith("$") else Template(base).substitute(self.arguments)
 
     def settings(self, target: str) -> dict[str, str]:
         """The last instruction of each kind that a target has, of its own or from what it is built on."""

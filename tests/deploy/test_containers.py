@@ -74,7 +74,7 @@ def test_one_image_serves_a_model_by_its_name(
     docker_host: DockerHost, hub: Path, photos: dict[str, bytes]
 ) -> None:
     volume = ["--volume", f"{hub}:/hub:ro", "--env", "HF_HOME=/hub", "--env", "HF_HUB_OFFLINE=1"]
-    image = docker_host.image("serve-cpu")
+    image = docker_host.image("serve")
     words = ["run", "--detach", "--publish", "127.0.0.1:8000:8000", *CONFINED, *volume, image]
     container = docker_host.docker(*words, "serve", "tessera/random")
     docker_host.wait_until_healthy(container)

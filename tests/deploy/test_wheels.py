@@ -26,5 +26,5 @@ def test_the_wheels_of_every_worker_can_be_found(dockerfile: Dockerfile, resolut
     } <= listed.keys()
     assert "nixl-cu12" not in listed
     # The image for CPUs asks for less.
-    assert {"--extra", "worker"} <= set(dockerfile.bundle_words("cpu-environment"))
-    assert set(dockerfile.bundle_words("cpu-environment")) - {"cpu"} <= set(resolution.words)
+    assert {"--extra", "worker"} <= set(dockerfile.bundle_words("cpu-wheels"))
+    assert set(dockerfile.bundle_words("cpu-wheels")) - {"cpu"} <= set(resolution.words)

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.service import MODEL, Service, free_ports, launch
+from tests.forks.popen import Forked
 
 KEY = "sk-shared-0123456789"
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -61,7 +62,7 @@ class Disaggregated:
         environment = {**os.environ, "DYN_FILE_KV": str(self.store), **settings}
         log = self.store.with_name(f"frontend-{port}.log")
         with log.open("wb") as errors:
-            process = subprocess.Popen(command, env=environment, stderr=errors)
+            process = Forked(command, env=environment, stderr=errors)
         try:
             _wait_ready(url, process, log)
             yield url

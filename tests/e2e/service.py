@@ -18,7 +18,9 @@ from benchmarks.proc import children
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.frontend.group import GROUP_VARIABLE
+from tests.forks.popen import Forked
 from tests.proc import command_line
+from tests.signals import default_signals
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tessera-random"
@@ -105,16 +107,6 @@ def _metric(url: str, name: str, labels: dict[str, str]) -> float:
     )
 
 
-def default_signals() -> None:
-    """What a terminal sends ends a process again.
-
-    It is ignored where the tests themselves run in the background or under nohup, and a shell cannot trap
-    what it finds ignored.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @contextmanager
 def launch(
     script: str,
@@ -141,7 +133,7 @@ def launch(
         "OMP_NUM_THREADS": "1",
     }
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = Forked(
             [str(ROOT / "launch" / script), *arguments],
             env=os.environ | settings | (environment or {}),
             stdout=output,

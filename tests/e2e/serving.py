@@ -17,8 +17,10 @@ import httpx
 import yaml
 from benchmarks.proc import children
 
-from tests.e2e.service import default_signals, free_ports, lasting_members
+from tests.e2e.service import free_ports, lasting_members
+from tests.forks.popen import Forked
 from tests.proc import command_line
+from tests.signals import default_signals
 
 
 class Serve:
@@ -42,7 +44,7 @@ class Serve:
     @contextmanager
     def running(self, environment: dict[str, str] | None = None) -> Iterator[Serve]:
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
+            self.process = Forked(
                 [sys.executable, "-P", "-m", "tessera.cli", "serve", "--config", str(self.file)],
                 env={**(environment or os.environ), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)},
                 stdout=output,

@@ -18,6 +18,7 @@ import httpx
 
 from tessera.model_names import namespace_of
 from tests.e2e.service import free_ports
+from tests.forks.popen import Forked
 
 NAMESPACE = "several"
 
@@ -134,7 +135,7 @@ def _process(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", *command], env=environment, stderr=output)
+        process = Forked([sys.executable, "-m", *command], env=environment, stderr=output)
     try:
         yield process
     finally:

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from tests.e2e.inputs import parts
-from tests.e2e.service import ROOT, default_signals, free_ports, group_members, lasting_members
+from tests.e2e.service import ROOT, free_ports, group_members, lasting_members
+from tests.signals import default_signals
 
 pytestmark = pytest.mark.service
 

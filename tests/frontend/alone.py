@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.service import MODEL, free_ports
+from tests.forks.popen import Forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def frontend_process(
     settings = os.environ | {"DYN_FILE_KV": str(folder / "discovery")} | dict(environment or {})
     log = folder / "frontend.log"
     with log.open("wb") as errors:
-        process = subprocess.Popen(command, env=settings, stderr=errors)
+        process = Forked(command, env=settings, stderr=errors)
     try:
         with httpx.Client(base_url=url, timeout=30, verify=False) as client:
             deadline = time.monotonic() + 60

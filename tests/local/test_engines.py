@@ -20,7 +20,7 @@ from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.models.base import Role
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local")]
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local"), pytest.mark.usefixtures("forks")]
 
 LOG = ["--log-level", "warning"]
 

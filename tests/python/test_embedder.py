@@ -24,7 +24,11 @@ from tessera.errors import InvalidInput, MediaFetchError, TesseraError, Unavaila
 from tests.e2e.disaggregated import Disaggregated
 from tests.proc import command_line
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.xdist_group("shared-service"),
+    pytest.mark.usefixtures("forks"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY, VL_RERANK_TINY
 from tests.e2e.several import Several, several
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("python")]
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("python"), pytest.mark.usefixtures("forks")]
 
 
 @pytest.fixture(scope="module")

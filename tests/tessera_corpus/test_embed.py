@@ -24,7 +24,7 @@ from tests.tessera_corpus.command import EMBED, embed, served
 # Parts that may come of what was embedded before an engine was killed.
 _IN_FLIGHT = 3
 
-pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus")]
+pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus"), pytest.mark.usefixtures("forks")]
 
 
 @pytest.fixture(scope="module", autouse=True)

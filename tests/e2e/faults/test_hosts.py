@@ -20,7 +20,8 @@ from tests.e2e.faults.stores import Etcd
 from tests.e2e.faults.test_processes import until
 from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, ROOT, _metric, default_signals, lasting_members
+from tests.e2e.service import MODEL, ROOT, _metric, lasting_members
+from tests.signals import default_signals
 
 pytestmark = pytest.mark.service
 

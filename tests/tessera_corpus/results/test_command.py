@@ -21,7 +21,11 @@ from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
 from tests.imaging.test_kinds import several
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.xdist_group("shared-service"),
+    pytest.mark.usefixtures("forks"),
+]
 
 NASTY = "<script>document.title='x'<script> & \" \x1b[31m.png"
 

@@ -1,0 +1,74 @@
+"""A fork finds what a program finds that was executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forks.popen import ROOT, Forked
+from tests.forks.program import imported_with
+from tests.signals import default_signals
+
+
+def begun(popen: type[subprocess.Popen[bytes]], child: Path) -> list[dict[str, Any]]:
+    """What a probe finds, and what its child does."""
+    inherited = os.memfd_create("inherited")
+    process = popen(
+        [sys.executable, "-m", "tests.forks.probe", str(child)],
+        env={**imported_with, "TESSERA_PROBE": "é \n"},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[inherited],
+        start_new_session=True,
+        preexec_fn=default_signals,
+    )
+    os.close(inherited)
+    said, _ = process.communicate(b"some input")
+    assert process.returncode == 3
+    found: list[dict[str, Any]] = [json.loads(said), json.loads(child.read_text())]
+    assert found[0].pop("parent") == os.getpid()
+    assert found[1].pop("parent") == process.pid
+    return found
+
+
+def test_a_fork_finds_what_an_executed_program_finds(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    before = Forked.forks
+    forked = begun(Forked, child)
+    assert Forked.forks == before + 1
+    for found, wanted in zip(forked, begun(subprocess.Popen, child), strict=True):
+        differences = {name: (value, wanted[name]) for name, value in found.items() if value != wanted[name]}
+        assert not differences
+
+
+@pytest.mark.parametrize("module", ["tessera.launch", "tessera.frontend", "tessera.local.engine_process"])
+def test_a_fork_says_what_an_executed_program_says(module: str) -> None:
+    said = []
+    for popen in (Forked, subprocess.Popen):
+        command = [sys.executable, "-m", module, "--help"]
+        process = popen(command, env=imported_with, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        output, errors = process.communicate()
+        # A traceback of a fork is another one, but for its end.
+        said.append((process.returncode, output, errors.split()[-3:]))
+        assert b"RuntimeWarning" not in errors
+    assert said[0] == said[1]
+
+
+def test_what_a_fork_would_not_heed_is_executed() -> None:
+    before = Forked.forks
+    for variable in ("MALLOC_ARENA_MAX", "PYTHONWARNINGS"):
+        Forked(
+            [sys.executable, "-m", "tests.forks.probe"],
+            env={**imported_with, variable: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        ).wait()
+    Forked(["true"]).wait()
+    assert Forked.forks == before
