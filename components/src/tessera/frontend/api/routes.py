@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tessera import __version__
 from tessera.frontend.api.schema import OPENAI_ERROR, OUTPUTS, Schema
@@ -20,7 +20,7 @@ Answering = Callable[[Request], Awaitable[Response]]
 _DESCRIPTION: Final = "Text and images in, vectors or scores out; every common client's requests."
 
 
-class ApiRoute(Route):
+class ApiRoute(APIRoute):
     """Answers the requests for a path by a function, whose name and docstring describe it unless given.
 
     ``described`` are further keys of its OpenAPI operation. A route without a ``summary`` is not described.
@@ -36,37 +36,31 @@ class ApiRoute(Route):
         summary: str = "",
         described: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(path, answer, name=name, include_in_schema=bool(summary))
-        # Starlette answers HEAD wherever it answers GET.
-        self.methods = set(methods)
-        self._summary, self._described = summary, described
+        # FastAPI describes a name in a path where the function takes it as a parameter.
+        named = [
+            {
+                "name": word,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "title": word.title()},
+            }
+            for word in re.findall(r"{(\w+)", path)
+        ]
+        super().__init__(
+            path,
+            answer,
+            methods=set(methods),
+            name=name,
+            summary=summary,
+            include_in_schema=bool(summary),
+            openapi_extra={**described, **({"parameters": named} if named else {})},
+        )
 
     @property
     def outputs(self) -> Collection[str]:
         """The kinds of output that a model has whose requests come here; none for other routes."""
-        outputs: Collection[str] = self._described.get(OUTPUTS, ())
+        outputs: Collection[str] = (self.openapi_extra or {}).get(OUTPUTS, ())
         return outputs
-
-    def operation(self, tag: str) -> dict[str, Any]:
-        """Return the operation object of OpenAPI, which stands below ``tag``."""
-        words = re.sub(r"\W", "_", f"{self.name}{self.path_format}")
-        found = {
-            "tags": [tag],
-            "summary": self._summary,
-            "description": inspect.getdoc(self.endpoint),
-            "operationId": "_".join((words, *map(str.lower, sorted(self.methods or ())))),
-            "parameters": [
-                {
-                    "name": word,
-                    "in": "path",
-                    "required": True,
-                    "schema": {"type": "string", "title": word.title()},
-                }
-                for word in self.param_convertors
-            ],
-            "responses": {"200": {"description": "the answer"}},
-        }
-        return {name: value for name, value in found.items() if value} | dict(self._described)
 
 
 def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summary: str) -> ApiRoute:
@@ -80,10 +74,9 @@ def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summ
 
 
 def openapi(routes: Iterable[tuple[str, ApiRoute]]) -> dict[str, Any]:
-    """Describe routes, each with the tag that it stands below, by OpenAPI 3.1."""
-    paths: dict[str, dict[str, Any]] = {}
+    """Describe routes, each with the tag that it stands below."""
+    described = []
     for tag, route in routes:
-        for method in route.methods or () if route.include_in_schema else ():
-            paths.setdefault(route.path_format, {})[method.lower()] = route.operation(tag)
-    about = {"title": "Tessera", "description": _DESCRIPTION, "version": __version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths}
+        route.tags = [tag]
+        described.append(route)
+    return get_openapi(title="Tessera", version=__version__, description=_DESCRIPTION, routes=described)
