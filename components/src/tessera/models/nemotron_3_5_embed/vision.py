@@ -11,7 +11,7 @@ from torch import nn
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.models.nemotron_3_5_embed.config import NAMES, ModelConfig, VisionConfig
-from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function, tensor
 from tessera.nn.layer import Linear, RmsNorm, Stack, use
 from tessera.nn.loading import SOURCES
@@ -92,7 +92,7 @@ class VisionTower(nn.Module):
 
     def quantise(self, *, keep: int) -> None:
         """Hold the layers' products in FP8, but for ``keep`` layers at each end and the projector."""
-        self.layers.quantise(fp8(), keep=keep)
+        self.layers.quantise(keep=keep)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]
