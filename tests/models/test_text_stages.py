@@ -15,7 +15,7 @@ from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.stages import StageFamily
 from tessera.models.tower import TowerModel
 from tessera_engines.aoti.text import PackedModule, PaddedModule
-from tessera_engines.compiled.export import export_stage
+from tessera_engines.compiled.export import example_inputs, export_stage
 from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
 from tessera_engines.compiled.stages import load_stage
 from tessera_engines.networks import network_of
@@ -161,3 +161,14 @@ def test_what_there_is_not(written: WriteCheckpoint, stage: str, layout: str, wo
     model = open_model(written(VL_TINY))
     with pytest.raises(ConfigError, match=words):
         load_stage(model, stage, layout=layout, dtype="float32", device="cpu")
+
+
+def test_inputs_to_tune_for_are_a_batch_that_can_be_pooled(written: WriteCheckpoint) -> None:
+    """Each sequence has a token: the one that is pooled here would else be the one before the first."""
+    model = open_model(written(VL_TINY))
+    stage = load_stage(model, "text", layout="packed", dtype="float32", device="cpu")
+    ranges = axis_ranges([PROFILE])
+    for own in (ranges, {axis: Range(1, 1, sizes.max) for axis, sizes in ranges.items()}):
+        with torch.inference_mode():
+            vectors, _ = stage.module(*example_inputs(stage, own, device="cpu"))
+        assert torch.isfinite(vectors).all()

@@ -69,6 +69,7 @@ async def test_many_viewers_are_one_question(deployment: Deployment, board: Boar
             "instance": f"{server.instance:x}",
             "role": "embed",
             "dtype": "float32",
+            "rounding": "",
             "state": {
                 "queued": {"text": 7.0},
                 "cache": {"hits": 2, "misses": 1, "entries": 1, "nbytes": 64, "capacity_bytes": 128},

@@ -126,13 +126,11 @@ class Packed(Bounded):
             q, k, v, self.lengths, lambda q, k, v, length, _: _equal_lengths(q, k, v, length, causal)
         )
 
-    def _attend_packed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _attend_packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         longest, bounds = max(self.lengths), self.cu_seqlens
-        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest, seqused_k=keys)
+        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest)
         return packed if isinstance(packed, torch.Tensor) else packed[0]
 
 
@@ -151,8 +149,6 @@ class Keyed(Packed):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
         assert not causal
         k, v = grouped(q, k), grouped(q, v)
-        if q.is_cuda and q.dtype != torch.float32:
-            return self._attend_packed(q, k, v, self.keys)
         if len(set(self.lengths)) == 1:
             return self._attend_equal(q, k, v, self.lengths[0], range(len(self.lengths)))
         return _by_length(q, k, v, self.lengths, self._attend_equal)

@@ -9,7 +9,7 @@ from torch.export import Dim, ExportedProgram
 
 from tessera.dtypes import DTYPES
 from tessera.errors import EngineBuildFailed
-from tessera.models.stages import StageModule
+from tessera.models.stages import StageModule, StageTensor
 from tessera_engines.compiled.spec import AxisRanges
 
 
@@ -35,13 +35,17 @@ def export_stage(stage: StageModule, ranges: AxisRanges, *, device: str) -> Expo
 
 
 def example_inputs(stage: StageModule, ranges: AxisRanges, *, device: str) -> tuple[torch.Tensor, ...]:
-    """Inputs of zeros, of the sizes to tune for."""
-    return tuple(
-        torch.zeros(
-            [_example(axis, ranges) for axis in tensor.axes], dtype=DTYPES[tensor.dtype].torch, device=device
-        )
-        for tensor in stage.inputs
-    )
+    """Inputs of the sizes to tune for: zeros, and the ends of sequences of one token each."""
+    return tuple(_example_input(tensor, ranges, device=device) for tensor in stage.inputs)
+
+
+def _example_input(tensor: StageTensor, ranges: AxisRanges, *, device: str) -> torch.Tensor:
+    shape = [_example(axis, ranges) for axis in tensor.axes]
+    dtype = DTYPES[tensor.dtype].torch
+    # A sequence without tokens has no last one to pool: a card ends the process for its index.
+    if tensor.name == "ends":
+        return torch.arange(1, shape[0] + 1, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _example(axis: int | str, ranges: AxisRanges) -> int:

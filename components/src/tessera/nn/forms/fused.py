@@ -167,8 +167,6 @@ class FusedKeyed(Keyed):
     __slots__ = ()
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-        if not kernel.supports(q.shape[2]):
-            return super().attend(q, k, v, causal=causal)
         assert not causal
         return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), seen=self.keys)
 
