@@ -137,7 +137,7 @@ def test_an_engine_holds_what_is_stored_and_computes_as_the_reference(eight: Mod
     multiplied = whole.launch(batch).result().values
     whole.close()
     own = vectors(eight, eight.load_text(dtype="float32", device="cpu"), batch)
-    assert cosines(multiplied, own).min() > 0.999
+    assert cosines(multiplied, own).min() > 0.998
     assert cosines(found, multiplied).min() < 0.99999, "inputs were rounded, too"
 
 
