@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
+from tests.e2e.kserve import Door
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.colbert import ColbertReference
 
@@ -148,3 +149,17 @@ def test_qdrant_ranks_by_the_same_scores(service: Service, reference: ColbertRef
     for point in points:
         assert point.score == pytest.approx(expected[point.id], abs=1e-3)
     client.close()
+
+
+@pytest.mark.kserve
+def test_kserve_gives_the_tensors_of_tokens(service: Service, reference: ColbertReference) -> None:
+    kserve = Door(http=service.url.removeprefix("http://"), grpc="").client("http")
+    found = kserve.infer(
+        MODEL,
+        {"text": np.array([[text] for text in DOCUMENTS], object)},
+        parameters={"input_type": "passage"},
+    )
+    vectors, lengths = found.as_numpy("multivector"), found.as_numpy("multivector_lengths")
+    check([row[:length] for row, length in zip(vectors, lengths, strict=True)], reference, "document")
+    assert vectors.shape[1] == lengths.max()
+    kserve.client.close()

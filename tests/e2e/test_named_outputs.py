@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from tritonclient.utils import shared_memory
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tests.clients.environment import clients_environment
 from tests.e2e.kserve import Door, KserveClient
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.references.m3 import M3Reference
 
 pytestmark = pytest.mark.service
@@ -381,3 +384,27 @@ def test_qdrant_searches_named_sparse_and_dense_vectors(service: Service) -> Non
         ).points
         assert found[0].id == place
     client.close()
+
+
+@pytest.mark.installs
+def test_fastembeds_sparse_form_is_made_of_an_answer(service: Service, reference: M3Reference) -> None:
+    ran = subprocess.run(
+        [
+            str(clients_environment("fastembed") / "bin" / "python"),
+            str(ROOT / "tests" / "clients" / "fastembed.py"),
+            service.url,
+            MODEL,
+            json.dumps(TEXTS),
+        ],
+        # Not the folder of the program, which is called as the package is.
+        env=os.environ | {"PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    for number, (text, (weights, best)) in enumerate(zip(TEXTS, json.loads(ran.stdout), strict=True)):
+        expected = reference.weights(reference.tokens(text))
+        assert list(map(int, weights)) == list(expected) and best == number
+        np.testing.assert_allclose(list(weights.values()), list(expected.values()), atol=1e-5)

@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.distilbert import SPLADE_TINY_DISTILLED
+from tests.e2e.kserve import Door
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.splade import SpladeReference
 
@@ -167,3 +168,17 @@ def test_qdrant_finds_what_is_the_largest_dot_product(service: Service, referenc
     assert [point.id for point in found] == np.argsort(-scores).tolist()
     np.testing.assert_allclose([point.score for point in found], np.sort(scores)[::-1], rtol=1e-4)
     client.close()
+
+
+@pytest.mark.kserve
+def test_kserve_gives_the_tensors_of_weights(service: Service, reference: SpladeReference) -> None:
+    kserve = Door(http=service.url.removeprefix("http://"), grpc="").client("http")
+    listed = kserve.client.get_model_metadata("router")["outputs"]
+    assert [each["name"] for each in listed] == ["sparse_indices", "sparse_values"]
+    found = kserve.infer(MODEL, {"text": np.array([[text] for text in TEXTS], object)})
+    indices, values = found.as_numpy("sparse_indices"), found.as_numpy("sparse_values")
+    for row, text in enumerate(TEXTS):
+        held = indices[row] >= 0
+        check({"indices": indices[row][held].tolist(), "values": values[row][held]}, reference.weights(text))
+        assert not values[row][~held].any()
+    kserve.client.close()

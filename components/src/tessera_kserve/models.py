@@ -14,9 +14,9 @@ takes ``pixel_values`` and gives ``image_features`` ``[rows, tiles * rows of a t
 The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
 Both give further outputs of a model that has some: ``outputs`` has their tensors.
 
-With one served model these have the short names; with several each has its model's name before it, as
-``some_model_router``. Names are compared as NVIDIA's clients write them: without case, and with ``_`` for all
-that is neither letter nor digit.
+The only model of vectors has the short names, or the only one of all that give no scores; each other's name
+stands before these, as ``some_model_router``. Names are compared as NVIDIA's clients write them: without
+case, and with ``_`` for all that is neither letter nor digit.
 """
 
 from __future__ import annotations
@@ -148,22 +148,39 @@ class Offers:
         self._of = served
         listed: list[Offer] = []
         by_name: dict[str, Offer] = {}
-        able = [model for model in served if model.model.output.kind is OutputKind.VECTOR]
-        for model in able:
+        alone = _with_short_names(served)
+        for model in served:
+            if model.model.output.kind is OutputKind.SCORE:
+                continue
             own = folded(model.served.model)
             texts = Texts(own, model)
-            tokens = Router("router" if len(able) == 1 else f"{own}_router", model)
+            tokens = Router("router" if model is alone else f"{own}_router", model)
             listed += [texts, tokens]
             by_name |= {folded(name): texts for name in model.served.names}
             by_name |= {f"{folded(name)}_router": tokens for name in model.served.names}
-            for short, stage in _stages(tokens):
-                made = stage(short if len(able) == 1 else f"{own}_{short}")
-                listed.append(made)
-                by_name |= {f"{folded(name)}_{short}": made for name in model.served.names}
-        if len(able) == 1:
-            by_name |= dict.fromkeys(("router", "fused", "model_1"), listed[1])
-            by_name |= {offer.name: offer for offer in listed[2:]}
+            stages = {
+                short: stage(short if model is alone else f"{own}_{short}")
+                for short, stage in _stages(tokens)
+            }
+            listed += stages.values()
+            by_name |= {
+                f"{folded(name)}_{short}": made
+                for short, made in stages.items()
+                for name in model.served.names
+            }
+            if model is alone:
+                by_name |= dict.fromkeys(("router", "fused", "model_1"), tokens) | stages
         self._listed, self._by_name = tuple(listed), by_name
+
+
+def _with_short_names(served: Sequence[ServedModel]) -> ServedModel | None:
+    """Return the only model of vectors, or the only one that gives no scores; None where neither is alone."""
+    able = [model for model in served if model.model.output.kind is not OutputKind.SCORE]
+    dense = [model for model in able if model.model.output.kind is OutputKind.VECTOR]
+    for models in (dense, able):
+        if len(models) == 1:
+            return models[0]
+    return None
 
 
 _SHARED: Final = frozenset(("dimensions", "normalize", "datatype"))
@@ -171,7 +188,7 @@ _SHARED: Final = frozenset(("dimensions", "normalize", "datatype"))
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Implements ``Offer``: token ids to vectors."""
+    """Implements ``Offer``: token ids to a model's outputs."""
 
     name: str
     served: ServedModel
@@ -427,7 +444,7 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Implements ``Offer``: texts and images to vectors, each in BYTES."""
+    """Implements ``Offer``: texts and images, each in BYTES, to a model's outputs."""
 
     name: str
     served: ServedModel

@@ -1,9 +1,10 @@
 """The tensors that the outputs of a served model are written as.
 
-The default is one tensor of vectors, which every call gets. Further outputs are given where they are asked
-for by the names of their tensors: sparse weights as ``NAME_indices`` and ``NAME_values`` ``[rows, weights]``,
-token vectors as ``NAME`` ``[rows, tokens, width]`` and ``NAME_lengths`` ``[rows]``. The row with the most
-decides the size: behind the end of the others are -1 as indices and 0 as values.
+Every call gets the default output, which is one tensor where it is of vectors. Further outputs are given
+where they are asked for by the names of their tensors. Sparse weights are ``NAME_indices`` and
+``NAME_values`` ``[rows, weights]``, token vectors ``NAME`` ``[rows, tokens, width]`` and ``NAME_lengths``
+``[rows]``. The row with the most decides the size: behind the end of the others are -1 as indices and 0 as
+values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INDEX_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class OutputTensors:
-    """The tensors of a model's outputs; the default's is called ``default``."""
+    """The tensors of a model's outputs; that of vectors by default is called ``default``."""
 
     default: str
     served: Served
