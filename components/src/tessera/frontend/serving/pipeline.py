@@ -250,8 +250,7 @@ class Pipeline:
         answer = Answer.empty((), *work.outputs)
         if good:
             items = [_item(request.inputs[index], *parts) for index, parts in good.items()]
-            if request.outputs:
-                call = replace(call, outputs=request.outputs)
+            call = replace(call, outputs=request.outputs) if request.outputs else call
             with self._dispatching({"tessera.items": len(items)}, work.cost):
                 embed = partial(self._embed_in_runs, request) if self._in_runs else self._embedder.embed
                 answer = await embed(items, call)
