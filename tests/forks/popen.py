@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import pickle
@@ -108,7 +109,6 @@ class _Server:
             self._asked, theirs = channel()
             number = theirs.fileno()
             with theirs:
-                # It ends with this process, and nobody waits for it.
                 self._process = _Executed(
                     [sys.executable, "-m", "tests.forks.server", str(number), ROOM],
                     cwd=ROOT,
@@ -116,7 +116,14 @@ class _Server:
                     pass_fds=[number],
                     start_new_session=True,
                 )
+            atexit.register(self._end)
         return self._asked
+
+    def _end(self) -> None:
+        """Have the server end, which it does when nobody can ask it any more."""
+        assert self._asked is not None and self._process is not None
+        self._asked.close()
+        self._process.wait(timeout=10)
 
 
 SERVER = _Server()
