@@ -57,14 +57,18 @@ def workloads(model: Model, *, budget: int, small: bool) -> list[Workload]:
         if length <= model.max_tokens
     ]
     if not small:
-        longest = min(1024, model.max_tokens)
-        found.append(Workload(name=f"text, 9 to {longest} tokens", tokens=-1))
+        found.append(Workload(name=f"text, 9 to {_longest(model)} tokens", tokens=-1))
     if model.vision is None or model.vision.gives_output:
         return found
     for name, size in _named(small):
         length = len(image_tokens(model, model.plan(*size, param="image")))
         found.append(Workload(name=f"{name} + text", size=size, items=max(1, budget // length)))
     return found
+
+
+def _longest(model: Model) -> int:
+    """The most tokens of a text in a batch of mixed lengths."""
+    return min(1024, model.max_tokens)
 
 
 def image_sets(model: Model, *, budget: int, small: bool) -> list[Images]:
@@ -175,8 +179,7 @@ def text_batch(
     if workload.tokens < 0:
         lengths = []
         while sum(lengths) < budget:
-            longest = min(1024, model.max_tokens)
-            lengths.append(min(int(random.integers(9, longest + 1)), budget - sum(lengths)))
+            lengths.append(min(int(random.integers(9, _longest(model) + 1)), budget - sum(lengths)))
     return pack([text_input(model, words(model, length, random)) for length in lengths])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from benchmarks.ports import free_ports
@@ -89,6 +90,11 @@ class Service:
                 workers = self.health()["workers"]
             except httpx.TransportError as error:
                 workers = repr(error)
+
+
+def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
+    """Ask the service's model over HTTP."""
+    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
 
 
 def _is_tessera(pid: int) -> bool:

@@ -15,6 +15,7 @@ from openai import OpenAI
 from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.kserve import Door
 from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import post as service_post
 from tests.references.colbert import ColbertReference
 
 pytestmark = pytest.mark.service
@@ -49,7 +50,7 @@ def reference(path: Path) -> ColbertReference:
 
 
 def post(service: Service, route: str, **body: Any) -> Any:
-    answer = httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
+    answer = service_post(service, route, **body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

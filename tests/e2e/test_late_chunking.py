@@ -23,7 +23,7 @@ import voyageai
 from voyageai.api_resources.api_requestor import _thread_context
 
 from tests import minilm
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import MODEL, Service, launch, post
 from tests.references.encoder import EncoderReference
 
 pytestmark = pytest.mark.service
@@ -78,10 +78,6 @@ def defined(reference: EncoderReference, chunks: Sequence[str]) -> tuple[Array, 
         for first, last in pairwise(ends)
     ]
     return unit(np.stack([hidden[span].mean(0) for span in spans])), hidden, spans
-
-
-def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
-    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
 
 
 def embedded(service: Service, **body: Any) -> Array:

@@ -23,7 +23,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import M3_TINY
 from tests.clients.environment import clients_environment
 from tests.e2e.kserve import Door, KserveClient
-from tests.e2e.service import MODEL, ROOT, Service, launch
+from tests.e2e.service import MODEL, ROOT, Service, launch, post
 from tests.references.m3 import M3Reference
 
 pytestmark = pytest.mark.service
@@ -68,10 +68,6 @@ def kserve(request: pytest.FixtureRequest, service: Service, grpc_port: int) -> 
 @pytest.fixture(scope="module")
 def reference(path: Path) -> M3Reference:
     return M3Reference(path)
-
-
-def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
-    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
 
 
 def check_sparse(found: dict[str, Any], expected: dict[int, float]) -> None:

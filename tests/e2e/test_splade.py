@@ -14,7 +14,7 @@ from openai import OpenAI
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.distilbert import SPLADE_TINY_DISTILLED
 from tests.e2e.kserve import Door
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import MODEL, Service, launch, post
 from tests.references.splade import SpladeReference
 
 pytestmark = pytest.mark.service
@@ -38,10 +38,6 @@ def service(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture(scope="module")
 def reference(path: Path) -> SpladeReference:
     return SpladeReference(path)
-
-
-def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
-    return httpx.post(f"{service.url}{route}", json={"model": MODEL, **body}, timeout=60)
 
 
 def check(found: dict[str, Any], expected: dict[int, float]) -> None:
