@@ -68,10 +68,8 @@ def pooled(kserve: KserveClient, inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def encoded(service: Disaggregated) -> float:
-    """Images that the encode worker has had."""
-    return sum(
-        service.running.worker_metric(worker, "tessera_items_total", stage="encode") for worker in (0, 1)
-    )
+    """Images that the encode worker has answered."""
+    return service.running.worker_metric(0, "tessera_items_total", stage="encode", outcome="ok")
 
 
 def test_pixels_give_the_vector_of_their_image(
@@ -317,7 +315,8 @@ def test_pixels_of_all_types_in_one_batch_are_those_of_each_alone(
             before = encoded(service)
             with ThreadPoolExecutor(len(clients)) as threads:
                 together = list(threads.map(lambda call, client: call.ask(client, 1), calls, clients))
-            assert encoded(service) == before + CALL_ROWS * len(calls), "some were not computed again"
+            # More where a worker stood still and was asked again, never fewer.
+            assert encoded(service) >= before + CALL_ROWS * len(calls), "some were not computed again"
             for call, one, other in zip(calls, alone, together, strict=True):
                 np.testing.assert_allclose(other, one, atol=1e-5, err_msg=f"{call.kind} {call.number}")
             wanted = {call.trace for call in calls}
