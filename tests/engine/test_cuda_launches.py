@@ -15,8 +15,9 @@ from tessera.engine.placement import Placement
 from tessera.engine.torch import cuda
 from tessera.models.base import ImagePlan, Pixels, VisionModule
 from tests.engine.packed_images import noise, packed, rows_for
+from tests.families.byte_text import PLACEHOLDER
 from tests.families.dual_encoder import DualEncoder
-from tests.families.grid import PLACEHOLDER, Grid, reference, reference_rows
+from tests.families.grid import Grid, reference, reference_rows
 from tests.tessera_engines.tensorrt_standin import HostStreams
 
 HERE = Placement(device="cpu", dtype="float32")

@@ -14,7 +14,8 @@ from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tests.engine.packed_images import noise, packed, rows_for
-from tests.families.grid import PLACEHOLDER, Grid, reference, reference_rows
+from tests.families.byte_text import PLACEHOLDER
+from tests.families.grid import Grid, reference, reference_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -20,30 +20,23 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tessera.errors import InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
-    Content,
     Empty,
     Feature,
     ImagePlan,
     Int32Array,
     Output,
     OutputKind,
-    Piece,
     Pixels,
-    Prompt,
-    Role,
-    Truncate,
     UInt8Array,
     VisionSpec,
     sequential,
 )
 from tests import distribution
+from tests.families.byte_text import VOCABULARY, ByteText
 
 SIZE = 32
-VOCABULARY = 257
-PLACEHOLDER = 256
 HIDDEN = 48
 
 
@@ -97,7 +90,7 @@ def reference(seed: int, text: str, images: Sequence[bytes]) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class DualEncoder:
+class DualEncoder(ByteText):
     """Implements ``tessera.models.base.Model``."""
 
     path: Path
@@ -111,9 +104,6 @@ class DualEncoder:
         largest=ImagePlan(units=1, rows=1),
         independent_units=True,
     )
-    max_tokens = 512
-    vocab_size = VOCABULARY
-    dimensions: frozenset[int] = frozenset()
     features: frozenset[Feature] = frozenset()
 
     @property
@@ -122,27 +112,6 @@ class DualEncoder:
 
     def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
         return ImagePlan(units=1, rows=1)
-
-    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        tokens: list[int] = []
-        for part in content.parts:
-            if isinstance(part, ImagePlan):
-                tokens += [PLACEHOLDER] * part.rows
-            else:
-                tokens += part.encode() if isinstance(part, str) else part
-        if not tokens or len(tokens) > max_tokens:
-            raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
-        image_tokens = sum(image.rows for image in content.images)
-        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=image_tokens)
-
-    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> list[Piece]:
-        return [Piece(token=value, text=chr(value), start=0, stop=0) for value in text.encode()]
-
-    def token_text(self, token: int) -> str:
-        return chr(token)
-
-    def vision_index(self, tokens: Int32Array) -> Int32Array:
-        return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         return sequential(len(tokens))

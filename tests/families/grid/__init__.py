@@ -16,28 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
-    Content,
     Empty,
     Feature,
     ImagePlan,
     Int32Array,
     Output,
     OutputKind,
-    Piece,
     Pixels,
-    Prompt,
-    Role,
-    Truncate,
     VisionSpec,
 )
+from tests.families.byte_text import PLACEHOLDER, VOCABULARY, ByteText
 
 PATCH, MERGE, MOST = 4, 2, 16
 """Pixels of a patch's side, patches of a merged side, and patches of the longest side of an image."""
 INSIDE, HIDDEN = 24, 32
-VOCABULARY, PLACEHOLDER = 257, 256
 
 
 def weights(seed: int) -> dict[str, np.ndarray]:
@@ -89,7 +83,7 @@ def reference(seed: int, tokens: np.ndarray, positions: np.ndarray, rows: np.nda
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(ByteText):
     """Implements ``tessera.models.base.Model``."""
 
     path: Path
@@ -102,9 +96,6 @@ class Grid:
         unit_shape=(3, PATCH, PATCH),
         largest=ImagePlan(units=MOST**2, rows=(MOST // MERGE) ** 2, grid=(1, MOST, MOST)),
     )
-    max_tokens = 512
-    vocab_size = VOCABULARY
-    dimensions: frozenset[int] = frozenset()
     features = frozenset({Feature.GRAPHS})
 
     @property
@@ -114,27 +105,6 @@ class Grid:
     def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
         high, wide = (min(MOST, -(-side // (PATCH * MERGE)) * MERGE) for side in (height, width))
         return ImagePlan(units=high * wide, rows=high * wide // MERGE**2, grid=(1, high, wide))
-
-    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        tokens: list[int] = []
-        for part in content.parts:
-            if isinstance(part, ImagePlan):
-                tokens += [PLACEHOLDER] * part.rows
-            else:
-                tokens += part.encode() if isinstance(part, str) else part
-        if not tokens or len(tokens) > max_tokens:
-            raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
-        image_tokens = sum(image.rows for image in content.images)
-        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=image_tokens)
-
-    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> list[Piece]:
-        return [Piece(token=value, text=chr(value), start=0, stop=0) for value in text.encode()]
-
-    def token_text(self, token: int) -> str:
-        return chr(token)
-
-    def vision_index(self, tokens: Int32Array) -> Int32Array:
-        return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         """A text token is one further on all three axes; an image spreads over the last two."""
