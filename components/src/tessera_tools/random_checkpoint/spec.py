@@ -107,6 +107,40 @@ def _modules(package: str, names: Iterable[str]) -> list[dict[str, Any]]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """What checkpoints of decoders have in common; the defaults make one that runs on any machine.
+
+    ``base_vocab`` are the byte-pair tokens of the vocabulary, and ``text_prefix`` stands before the names of
+    the decoder's tensors.
+    """
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 256
+    base_vocab: int = 2000
+    max_positions: int = 131072
+    text_prefix: str = ""
+    shards: int = 1
+
+    def decoder_json(self, eps: float) -> dict[str, Any]:
+        """What ``config.json`` says of the sizes, with the ``eps`` of the norms."""
+        return {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": eps,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_positions,
+        }
+
+
 def rope_json(key: str, theta: float, rope: Mapping[str, Any] | None) -> dict[str, Any]:
     """What ``config.json`` says of RoPE: below ``rope_scaling``, or ``rope_parameters`` as newer tools do."""
     if key == "rope_parameters":
