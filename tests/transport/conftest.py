@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transport_peer import Peer
 
-from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.inbox import Inbox
 from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
@@ -36,7 +36,7 @@ def make_inbox() -> Iterator[Callable[..., Inbox]]:
         settings = TransportSettings(kind=transport, nixl_interfaces="")
         if nixl:
             changes["nixl"] = replace(NixlOptions.of(settings), **nixl)
-        made.append(Inbox(InboxConfig(reader="reader-1", settings=settings, **changes)))  # type: ignore[arg-type]
+        made.append(Inbox("reader-1", settings, **changes))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -51,7 +51,7 @@ def make_outbox() -> Iterator[Callable[..., Outbox]]:
     made: list[Outbox] = []
 
     def make(**changes: object) -> Outbox:
-        made.append(Outbox(outbox_config(**changes)))
+        made.append(Outbox(**outbox_config(**changes)))
         return made[-1]
 
     yield make

@@ -67,7 +67,7 @@ class Pair:
         self.config = config
 
     async def publish(self, seed: int, rows: int = 20, timeout: float = 1.0) -> Handle:
-        reader = self.inbox.reader_info(self.config.producer)
+        reader = self.inbox.reader_info(self.config["producer"])
         handle: Handle = await self.peer.call("publish", seed, rows, reader, timeout)
         return handle
 
@@ -87,7 +87,7 @@ async def connect(peer: Peer, make_inbox: MakeInbox, case: Case, **changes: Any)
     config = outbox_config(transport=case.kind, device=case.device, **changes)
     infos = await peer.call("open_outbox", config)
     inbox = make_inbox(case.kind)
-    inbox.connect(config.producer, infos)
+    inbox.connect(config["producer"], infos)
     return Pair(peer, inbox, infos, config)
 
 

@@ -26,8 +26,9 @@ from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
-from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.inbox import Inbox
+from tessera.transport.outbox import Outbox
+from tessera.transport.slab.geometry import Geometry
 from tessera.worker import sizes
 from tessera.worker.decoding import Decoder, Limits, ProcessDecoder, ThreadDecoder
 from tessera.worker.embed import EmbedService
@@ -111,17 +112,14 @@ class Builder:
         placement = place(settings)
         await self._reserve_cache(model, placement)
         stage = await self._vision_stage(model, vision, settings, placement)
-        outbox = Outbox(
-            OutboxConfig(
-                producer=self.name,
-                capacity_rows=sizes.slab_rows(self.settings.stages.transport, vision, placement),
-                block_rows=sizes.BLOCK_ROWS,
-                row_width=vision.row_width,
-                dtype=placement.torch_dtype,
-                device=placement.device,
-                settings=self.settings.stages.transport,
-            )
+        transport = self.settings.stages.transport
+        geometry = Geometry(
+            capacity_rows=sizes.slab_rows(transport, vision, placement),
+            block_rows=sizes.BLOCK_ROWS,
+            row_width=vision.row_width,
+            dtype=placement.dtype,
         )
+        outbox = Outbox(self.name, geometry, transport, device=placement.device)
         self.metrics.watch_slab(outbox.slab.stats)
         self.metrics.watch_registrations(lambda: outbox.nixl_registrations)
         info = self._info(model, placement, outbox.infos())
@@ -174,7 +172,7 @@ class Builder:
         if self.runtime is None:
             raise ConfigError("an embed worker asks others for vision rows, and there is no way to them here")
         reading = sizes.reading(self.settings.stages.transport, vision, placement)
-        inbox = Inbox(InboxConfig(reader=self.name, settings=reading))
+        inbox = Inbox(self.name, reading)
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
