@@ -49,13 +49,22 @@ class ProcessFlag:
     variable: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of frontends or workers that a variable gives; ``said`` is the variable with its text."""
+    """A flag of frontends or workers in the words of a command line.
+
+    ``said`` is how the variable or the key is found that gives it; empty for one of the command line itself.
+    """
 
     flag: str
     words: tuple[str, ...]
-    said: str
+    said: str = ""
+
+    @classmethod
+    def of(cls, flag: str, values: Sequence[str], said: str = "") -> GivenFlag:
+        """With these values."""
+        words = (f"{flag}={values[0]}",) if len(values) == 1 else (flag, *values)
+        return cls(flag, words, said)
 
 
 def process_flags() -> dict[str, ProcessFlag]:
@@ -110,7 +119,7 @@ def given_flags(environment: Mapping[str, str]) -> list[GivenFlag]:
             words = words_of(flag, process.values, text, off=flag.replace("--", "--no-", 1) in known)
         except ConfigError as error:
             raise SettingError(f"{said}: {without_flag(error.message, flag)}") from error
-        found.append(GivenFlag(flag=flag, words=tuple(words), said=said))
+        found.append(GivenFlag(flag, tuple(words), said))
     return found
 
 
