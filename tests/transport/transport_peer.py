@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 
 from tessera.errors import TesseraError
 from tessera.transport.inbox import Inbox
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds import nixl
+from tessera.transport.kinds.nixl import NixlTransport
 from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import Geometry
@@ -45,7 +45,11 @@ def outbox_config(**changes: Any) -> dict[str, Any]:
     }
     geometry |= {name: changes.pop(name) for name in geometry if name in changes}
     dtype = str(changes.pop("dtype", torch.float32)).removeprefix("torch.")
-    own = {name: changes.pop(name) for name in ("lease_seconds", "checksum") if name in changes}
+    own = {
+        name: changes.pop(name)
+        for name in ("lease_seconds", "checksum", "nixl_interfaces")
+        if name in changes
+    }
     settings = TransportSettings(
         **({"kind": changes.pop("transport", "auto"), "lease_seconds": 30.0, "nixl_interfaces": ""} | own)
     )
@@ -114,8 +118,8 @@ class Host:
     ) -> ReaderInfo:
         await self.close()
         settings = TransportSettings(kind=kind)
-        nixl = replace(NixlOptions.of(settings), timeout_seconds=timeout)
-        self.inbox = Inbox("reader-2", settings, retry_seconds=0, nixl=nixl)
+        nixl.READ_SECONDS = timeout
+        self.inbox = Inbox("reader-2", settings, retry_seconds=0)
         self.inbox.connect(producer, infos)
         return self.inbox.reader_info(producer)
 

@@ -15,7 +15,6 @@ from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.inline import INLINE
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import unknown_slab
@@ -48,21 +47,14 @@ on_cpu: Final = on_device(torch.device("cpu"))
 class Inbox:
     """Reads the rows that producers publish. Not thread-safe: every call is made from one event loop.
 
-    ``reader`` names this process to its peers; ``nixl`` is what ``settings`` say of it by default. A kind
-    that failed for a producer is tried again after ``retry_seconds``.
+    ``reader`` names this process to its peers. A kind that failed for a producer is tried again after
+    ``retry_seconds``.
     """
 
-    def __init__(
-        self,
-        reader: str,
-        settings: TransportSettings,
-        *,
-        retry_seconds: float = 60.0,
-        nixl: NixlOptions | None = None,
-    ) -> None:
+    def __init__(self, reader: str, settings: TransportSettings, *, retry_seconds: float = 60.0) -> None:
         self.reader = reader
+        self._settings = settings
         self._retry_seconds = retry_seconds
-        self._nixl = nixl or NixlOptions.of(settings)
         self.kinds = select_kinds(settings.kind)
         self._transports: dict[str, Transport] = {}
         # By kind and name of the slab. Looked up anew for each step of a fetch: a slab may be let go, and
@@ -188,7 +180,7 @@ class Inbox:
             raise HandOffError("the inbox is closed")
         transport = self._transports.get(kind)
         if transport is None:
-            transport = make_transport(kind, self.reader, None, nixl=self._nixl)
+            transport = make_transport(kind, self.reader, None, self._settings)
             self._transports[kind] = transport
         self._slabs[kind, info.slab] = transport.connect(info)
 

@@ -9,7 +9,6 @@ import torch
 
 from tessera.errors import TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import FROM_HOST_MEMORY, make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import Geometry
@@ -22,22 +21,14 @@ _log = logging.getLogger(__name__)
 class Outbox:
     """Owns the ``slab`` of one producer, whose slots it publishes.
 
-    ``nixl`` is what ``settings`` say of it by default. Not thread-safe: every call is made from one event
-    loop.
+    Not thread-safe: every call is made from one event loop.
     """
 
     def __init__(
-        self,
-        producer: str,
-        geometry: Geometry,
-        settings: TransportSettings,
-        *,
-        device: str = "cpu",
-        nixl: NixlOptions | None = None,
+        self, producer: str, geometry: Geometry, settings: TransportSettings, *, device: str = "cpu"
     ) -> None:
         self._producer = producer
         self._settings = settings
-        self._nixl = nixl or NixlOptions.of(settings)
         self.kinds = select_kinds(settings.kind, slab_device=torch.device(device))
         self.slab = Slab(
             geometry,
@@ -89,7 +80,7 @@ class Outbox:
 
     def _offer(self, kind: str) -> None:
         try:
-            transport = make_transport(kind, self._producer, self.slab, nixl=self._nixl)
+            transport = make_transport(kind, self._producer, self.slab, self._settings)
         except TransportUnavailable as error:
             if self._settings.kind != "auto":
                 raise
