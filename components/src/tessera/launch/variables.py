@@ -165,7 +165,7 @@ def unknown(environment: Mapping[str, str]) -> list[str]:
     if not names:
         return []
     variables = {process.variable for process in process_flags().values() if process.variable}
-    everything = variables | _own() | NO_SETTINGS
+    everything = variables | own_variables() | NO_SETTINGS
     return [
         f"{name} does nothing: no setting has such a variable{near(name, everything)}"
         for name in sorted(names - variables)
@@ -181,22 +181,17 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def without_own(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that flags tell what the launcher reads; it reads the rest itself."""
-    own = _own()
-    return {name: value for name, value in environment.items() if name not in own}
-
-
 def _not_own(environment: Mapping[str, str]) -> set[str]:
     """The variables of our prefix that the launcher does not read itself."""
     return {
         name
         for name, text in environment.items()
         if name.startswith(PREFIX) and text and not is_link(name, text)
-    } - (_own() | NO_SETTINGS)
+    } - (own_variables() | NO_SETTINGS)
 
 
-def _own() -> set[str]:
+def own_variables() -> set[str]:
+    """What the launcher reads itself; flags tell it to the processes that it starts."""
     return {
         field.variable
         for settings in (LaunchSettings, RoleSettings)
