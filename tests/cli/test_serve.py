@@ -218,7 +218,9 @@ page: false
     assert frontend.drain_seconds == worker.drain_seconds == 3
     assert worker.stages.text.max_batch_cost == 64 and worker.dynamo_model
     # An encode worker serves no model of Dynamo's.
-    encode = parse_worker([*encode_flags(found.worker), "--model-path", "m", "--disaggregation-mode", "encode"])
+    encode = parse_worker(
+        [*encode_flags(found.worker), "--model-path", "m", "--disaggregation-mode", "encode"]
+    )
     assert encode.drain_seconds == 3 and not encode.dynamo_model
 
 

@@ -74,7 +74,8 @@ def running(settings: WorkerSettings, model: Model) -> dict[Stage, EngineSetting
 def precise(given: WorkerSettings, model: Model, place: Place = place) -> WorkerSettings:
     """The settings with the products of the stages that run decided; raises ``CheckpointError``."""
     decided = {
-        stage: resolved(model, stage, engine, place(engine)) for stage, engine in running(given, model).items()
+        stage: resolved(model, stage, engine, place(engine))
+        for stage, engine in running(given, model).items()
     }
     return msgspec.structs.replace(given, stages=msgspec.structs.replace(given.stages, **decided))
 
