@@ -12,7 +12,7 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.base import OutputKind
 from tessera.models.llama_nemotron_embed.model import Options, read_config
-from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, rope_json
+from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, prompts_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
 from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
@@ -124,11 +124,7 @@ def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
 
 def sentence_transformers_json() -> dict[str, Any]:
     """``config_sentence_transformers.json``."""
-    return {
-        "prompts": {"query": "query: ", "document": "passage: "},
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
-    }
+    return prompts_json({"query": "query: ", "document": "passage: "})
 
 
 def tokenizer_json(spec: LlamaSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import expected as vl_shapes
 from tessera.models.qwen3_vl_rerank.model import read_config as read_vl_rerank_config
-from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, declared_json, rope_json
+from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, declared_json, modules_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
 from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
@@ -399,10 +399,7 @@ def _score_files(
         return {}
     kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
     return {
-        "modules.json": [
-            {"idx": at, "name": f"{at}", "path": path, "type": f"sentence_transformers.{kind}"}
-            for at, (path, kind) in enumerate(zip(("", "1_LogitScore"), kinds, strict=True))
-        ],
+        "modules.json": modules_json(f"sentence_transformers.{kind}" for kind in kinds),
         "1_LogitScore/config.json": answers,
         "sentence_bert_config.json": {"transformer_task": "text-generation"},
         "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
