@@ -13,6 +13,7 @@ from tessera.cli import serve
 from tessera.cli.serve import Asked, UnknownWord, changed, is_split, read, wanted
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch.settings import LaunchSettings, SettingError, settings
+from tessera.launch.variables import encode_flags
 from tessera.worker.settings import parse as parse_worker
 
 
@@ -217,7 +218,9 @@ page: false
     assert frontend.drain_seconds == worker.drain_seconds == 3
     assert worker.stages.text.max_batch_cost == 64 and worker.dynamo_model
     # An encode worker serves no model of Dynamo's.
-    encode = parse_worker([*found.encode_worker, "--model-path", "m", "--disaggregation-mode", "encode"])
+    encode = parse_worker(
+        [*encode_flags(found.worker), "--model-path", "m", "--disaggregation-mode", "encode"]
+    )
     assert encode.drain_seconds == 3 and not encode.dynamo_model
 
 
@@ -241,7 +244,7 @@ def test_variables_of_processes_are_under_the_file_and_that_under_flags(tmp_path
     assert frontend.drain_seconds == worker.drain_seconds == 700
     assert (frontend.page, frontend.access.open_metrics, frontend.media.allow_private) == (False, True, False)
     assert frontend.media.allowed_domains == frozenset({"a.example", "b.example"})
-    assert worker.dynamo_model and "--dynamo-model" not in found.encode_worker
+    assert worker.dynamo_model and "--dynamo-model" not in encode_flags(found.worker)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tessera.defaults import ENGINE_CONFIGS
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
-from tessera.launch.processes import Process, agg_workers, e_p_workers, without_ports_of_one
+from tessera.launch.processes import PORTS_OF_ONE, Process, agg_workers, e_p_workers, without
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import settled, with_frontends
@@ -187,7 +187,7 @@ def test_processes_of_a_host_have_no_port_that_is_for_one() -> None:
         "DYN_TCP_RESPONSE_STREAM_PORT": "9092",
         "UCX_TCP_PORT_RANGE": "9100-9199",
     }
-    assert without_ports_of_one(fixed | {"HOME": "/"}) == {"UCX_TCP_PORT_RANGE": "9100-9199", "HOME": "/"}
+    assert without(fixed | {"HOME": "/"}, PORTS_OF_ONE) == {"UCX_TCP_PORT_RANGE": "9100-9199", "HOME": "/"}
 
 
 LIST = """

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from transport_peer import Peer
 
-from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.kinds.nixl import NixlOptions
+from tessera.transport.inbox import Inbox
 from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
 
@@ -32,11 +29,9 @@ def mortal_peer() -> Iterator[Peer]:
 def make_inbox() -> Iterator[Callable[..., Inbox]]:
     made: list[Inbox] = []
 
-    def make(transport: str, nixl: Mapping[str, Any] = {}, **changes: object) -> Inbox:
-        settings = TransportSettings(kind=transport, nixl_interfaces="")
-        if nixl:
-            changes["nixl"] = replace(NixlOptions.of(settings), **nixl)
-        made.append(Inbox(InboxConfig(reader="reader-1", settings=settings, **changes)))  # type: ignore[arg-type]
+    def make(transport: str, staging_mb: int = 0, **changes: object) -> Inbox:
+        settings = TransportSettings(kind=transport, nixl_interfaces="", staging_mb=staging_mb)
+        made.append(Inbox("reader-1", settings, **changes))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -51,7 +46,7 @@ def make_outbox() -> Iterator[Callable[..., Outbox]]:
     made: list[Outbox] = []
 
     def make(**changes: object) -> Outbox:
-        made.append(Outbox(outbox_config(**changes)))
+        made.append(Outbox(**outbox_config(**changes)))
         return made[-1]
 
     yield make

@@ -19,6 +19,7 @@ from transport_peer import BLOCK_ROWS, ROW_WIDTH, Peer, outbox_config, same_bits
 
 from tessera.errors import HandOffError, LeaseExpired, Overloaded, TransportUnavailable
 from tessera.transport.inbox import Inbox
+from tessera.transport.kinds import nixl
 from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.outbox import Outbox
 from tessera.wire import Handle, SlabInfo
@@ -67,7 +68,7 @@ class Pair:
         self.config = config
 
     async def publish(self, seed: int, rows: int = 20, timeout: float = 1.0) -> Handle:
-        reader = self.inbox.reader_info(self.config.producer)
+        reader = self.inbox.reader_info(self.config["producer"])
         handle: Handle = await self.peer.call("publish", seed, rows, reader, timeout)
         return handle
 
@@ -87,7 +88,7 @@ async def connect(peer: Peer, make_inbox: MakeInbox, case: Case, **changes: Any)
     config = outbox_config(transport=case.kind, device=case.device, **changes)
     infos = await peer.call("open_outbox", config)
     inbox = make_inbox(case.kind)
-    inbox.connect(config.producer, infos)
+    inbox.connect(config["producer"], infos)
     return Pair(peer, inbox, infos, config)
 
 
@@ -383,11 +384,12 @@ async def test_a_writer_that_was_killed_before_connecting_is_unavailable(
 
 @leasing_kinds
 async def test_a_frozen_writer_blocks_nobody_for_long(
-    case: Case, mortal_peer: Peer, make_inbox: MakeInbox
+    case: Case, mortal_peer: Peer, make_inbox: MakeInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nixl, "READ_SECONDS", 2.0)
     config = outbox_config(transport=case.kind, device=case.device)
     infos = await mortal_peer.call("open_outbox", config)
-    inbox = make_inbox(case.kind, nixl={"timeout_seconds": 2.0})
+    inbox = make_inbox(case.kind)
     inbox.connect("encoder-1", infos)
     reader = inbox.reader_info("encoder-1")
     handles = [await mortal_peer.call("publish", seed, 20, reader) for seed in range(2)]

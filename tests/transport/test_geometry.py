@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from tessera.dtypes import FLOATS
 from tessera.transport.slab.geometry import Geometry
-from tessera.transport.slab.slab import dtype_name
 
 
 @pytest.mark.parametrize(
@@ -27,10 +24,3 @@ def test_a_geometry_that_makes_no_sense(changes: dict[str, object], message: str
 def test_sizes() -> None:
     geometry = Geometry(capacity_rows=20, block_rows=10, row_width=4, dtype="bfloat16")
     assert (geometry.blocks, geometry.row_bytes, geometry.block_bytes, geometry.nbytes) == (2, 8, 80, 160)
-
-
-def test_names_of_dtypes_go_both_ways() -> None:
-    for name, dtype in FLOATS.items():
-        assert dtype_name(dtype.torch) == name
-    with pytest.raises(ValueError, match="int64"):
-        dtype_name(torch.int64)

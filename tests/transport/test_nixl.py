@@ -15,7 +15,7 @@ from transport_peer import BLOCK_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
 from tessera.transport.inbox import Inbox
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl import NixlTransport
 from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.outbox import Outbox
 
@@ -88,10 +88,10 @@ async def test_a_killed_writer_is_noticed(distant: tuple[Peer, Peer]) -> None:
 async def test_an_image_larger_than_the_staging_memory_is_refused(
     make_outbox: Callable[..., Outbox], make_inbox: Callable[..., Inbox]
 ) -> None:
-    outbox = make_outbox(transport="nixl", capacity_rows=64 * BLOCK_ROWS)
-    inbox = make_inbox("nixl", nixl={"staging_bytes": 64 << 10})
+    outbox = make_outbox(transport="nixl", capacity_rows=512 * BLOCK_ROWS)
+    inbox = make_inbox("nixl", staging_mb=1)
     inbox.connect("encoder-1", outbox.infos())
-    slot = await outbox.slab.acquire(64 * BLOCK_ROWS, timeout=1)
+    slot = await outbox.slab.acquire(512 * BLOCK_ROWS, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
     with pytest.raises(HandOffError, match="never fit the NIXL staging memory"):
         await inbox.fetch(handle)
@@ -101,16 +101,18 @@ async def test_an_image_larger_than_the_staging_memory_is_refused(
 async def test_reads_wait_for_staging_memory(
     make_outbox: Callable[..., Outbox], make_inbox: Callable[..., Inbox]
 ) -> None:
-    outbox = make_outbox(transport="nixl")
-    inbox = make_inbox("nixl", nixl={"staging_bytes": 64 << 10})
+    # More than half of the staging memory, 1 MiB.
+    rows = 160 * BLOCK_ROWS
+    outbox = make_outbox(transport="nixl", capacity_rows=4 * rows)
+    inbox = make_inbox("nixl", staging_mb=1)
     inbox.connect("encoder-1", outbox.infos())
     handles = []
     for seed in range(4):
-        slot = await outbox.slab.acquire(BLOCK_ROWS, timeout=1)
-        slot.rows.copy_(sample(seed, BLOCK_ROWS))
+        slot = await outbox.slab.acquire(rows, timeout=1)
+        slot.rows.copy_(sample(seed, rows))
         handles.append(await outbox.publish(slot, inbox.reader_info("encoder-1")))
-    for seed, rows in enumerate(await asyncio.gather(*map(inbox.fetch, handles))):
-        assert same_bits(rows, sample(seed, BLOCK_ROWS))
+    for seed, found in enumerate(await asyncio.gather(*map(inbox.fetch, handles))):
+        assert same_bits(found, sample(seed, rows))
 
 
 async def test_closing_takes_back_every_registration(
@@ -139,7 +141,7 @@ async def test_a_peer_listens_where_it_is_told_to(distant: tuple[Peer, Peer]) ->
     writer, _ = distant
     await writer.call(
         "open_outbox",
-        outbox_config(transport="nixl", nixl=NixlOptions(staging_bytes=1 << 20, interfaces="lo")),
+        outbox_config(transport="nixl", nixl_interfaces="lo"),
     )
     assert await writer.call("listening") == {"127.0.0.1"}
 

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
-from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.inbox import Inbox
+from tessera.transport.kinds import nixl
+from tessera.transport.kinds.nixl import NixlTransport
+from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
+from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -35,19 +36,25 @@ def sample(seed: int, rows: int, dtype: torch.dtype = torch.float32, width: int 
     return torch.randn(rows, width, generator=generator).to(dtype)
 
 
-def outbox_config(**changes: Any) -> OutboxConfig:
-    values: dict[str, Any] = {
-        "producer": "encoder-1",
+def outbox_config(**changes: Any) -> dict[str, Any]:
+    """What an ``Outbox`` is made with: ``changes`` are of its arguments, its geometry and its settings."""
+    geometry: dict[str, Any] = {
         "capacity_rows": 8 * BLOCK_ROWS,
         "block_rows": BLOCK_ROWS,
         "row_width": ROW_WIDTH,
-        "dtype": torch.float32,
     }
-    own = {name: changes.pop(name) for name in ("lease_seconds", "checksum") if name in changes}
+    geometry |= {name: changes.pop(name) for name in geometry if name in changes}
+    dtype = str(changes.pop("dtype", torch.float32)).removeprefix("torch.")
+    own = {
+        name: changes.pop(name)
+        for name in ("lease_seconds", "checksum", "nixl_interfaces")
+        if name in changes
+    }
     settings = TransportSettings(
         **({"kind": changes.pop("transport", "auto"), "lease_seconds": 30.0, "nixl_interfaces": ""} | own)
     )
-    return OutboxConfig(**(values | changes), settings=settings)
+    made = {"producer": "encoder-1", "geometry": Geometry(**geometry, dtype=dtype), "settings": settings}
+    return made | changes
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -77,16 +84,15 @@ class Host:
         self.inbox: Inbox | None = None
         self.held: list[Slot] = []
 
-    async def open_outbox(self, config: OutboxConfig) -> tuple[SlabInfo, ...]:
+    async def open_outbox(self, config: dict[str, Any]) -> tuple[SlabInfo, ...]:
         await self.close()
-        self.outbox = Outbox(config)
+        self.outbox = Outbox(**config)
         return self.outbox.infos()
 
     async def publish(self, seed: int, rows: int, reader: ReaderInfo, timeout: float = 1.0) -> Handle:
         assert self.outbox is not None
         slot = await self.outbox.slab.acquire(rows, timeout=timeout)
-        config = self.outbox.config
-        slot.rows.copy_(sample(seed, rows, config.dtype, config.row_width))
+        slot.rows.copy_(sample(seed, rows, slot.rows.dtype, slot.shape[1]))
         if self.outbox.slab.device.type == "cuda":
             torch.cuda.synchronize()
         return await self.outbox.publish(slot, reader)
@@ -112,8 +118,8 @@ class Host:
     ) -> ReaderInfo:
         await self.close()
         settings = TransportSettings(kind=kind)
-        nixl = replace(NixlOptions.of(settings), timeout_seconds=timeout)
-        self.inbox = Inbox(InboxConfig(reader="reader-2", settings=settings, retry_seconds=0, nixl=nixl))
+        nixl.READ_SECONDS = timeout
+        self.inbox = Inbox("reader-2", settings, retry_seconds=0)
         self.inbox.connect(producer, infos)
         return self.inbox.reader_info(producer)
 

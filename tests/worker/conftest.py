@@ -23,8 +23,9 @@ from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.models.base import STATES, Output, VisionSpec
 from tessera.rows import Rows
-from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
+from tessera.transport.slab.geometry import Geometry
 from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
@@ -203,15 +204,13 @@ def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queu
 def make_outbox(
     model: Model, *, units: int = 64, transport: str = "shm,inline", producer: str = "p"
 ) -> Outbox:
-    return Outbox(
-        OutboxConfig(
-            producer=producer,
-            capacity_rows=units * TILE_ROWS,
-            block_rows=64,
-            row_width=vision_of(model).row_width,
-            settings=TransportSettings(kind=transport, lease_seconds=2.0),
-        )
+    geometry = Geometry(
+        capacity_rows=units * TILE_ROWS,
+        block_rows=64,
+        row_width=vision_of(model).row_width,
+        dtype="float32",
     )
+    return Outbox(producer, geometry, TransportSettings(kind=transport, lease_seconds=2.0))
 
 
 def worker_info(model: Model, role: str, slabs: tuple[wire.SlabInfo, ...] = ()) -> wire.WorkerInfo:

@@ -15,7 +15,7 @@ from tessera import wire
 from tessera.errors import LeaseExpired, Overloaded, TransportUnavailable, Unavailable, UnsupportedMedia
 from tessera.models import Model
 from tessera.rpc import Client, Server
-from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.inbox import Inbox
 from tessera.transport.settings import TransportSettings
 from tessera.worker import remote_vision
 from tessera.worker.metrics import WorkerMetrics
@@ -39,7 +39,7 @@ class Cluster:
         self._deployment, self._model, self._transport = deployment, model, transport
         self.encoders: dict[int, Encoder] = {}
         self.calls: list[int] = []
-        self.inbox = Inbox(InboxConfig(reader="reader", settings=TransportSettings(kind=transport)))
+        self.inbox = Inbox("reader", TransportSettings(kind=transport))
         self.metrics = WorkerMetrics()
         self._vision: RemoteVision | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,8 +29,3 @@ class LoopFailures(Collector):
         for name, count in KEEPER.failures.items():
             family.add_metric([name], count)
         yield family
-
-
-def count_loop_failures(registry: CollectorRegistry) -> None:
-    """Show the failures of this process's background loops in ``registry``."""
-    registry.register(LoopFailures())

@@ -82,6 +82,7 @@ class Number:
 
 POSITIVE: Final = Number(text="{flag} must be positive, not {value:g}", zero=False)
 NOT_NEGATIVE: Final = Number(text="{flag} must be 0 or more, not {value:g}")
+SHARE: Final = Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0))
 # Beyond it a socket would take the lower 16 bits.
 PORT: Final = Number(text="{flag} must be 0 to 65535, not {value}", below=1 << 16)
 
@@ -131,7 +132,7 @@ AccessLogShare = Annotated[
     float,
     Setting(
         flag="--access-log-share",
-        check=Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0)),
+        check=SHARE,
         help="the share of requests whose lines are written, 0 for none; answers of 500 and above always are",
         more="Frontends and workers write the lines of the same requests",
     ),

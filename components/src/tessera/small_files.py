@@ -71,6 +71,11 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"a value cannot be read: {' '.join(str(error).split())}") from error
 
 
+def why_unread(error: OSError | ValueError) -> str:
+    """Return why ``read_yaml`` raised, as it follows the name of the file."""
+    return str(error.strerror) if isinstance(error, OSError) else f"not valid YAML: {error}"
+
+
 @functools.cache
 def _loader() -> type[yaml.SafeLoader]:
     import yaml

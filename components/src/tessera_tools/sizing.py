@@ -26,7 +26,7 @@ import msgspec
 from tessera.command import OneLineParser
 from tessera.errors import ConfigError, TesseraError
 from tessera.flags import convert
-from tessera.small_files import read_yaml
+from tessera.small_files import read_yaml, why_unread
 
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 
@@ -177,10 +177,8 @@ def _parse(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 def _read(path: Path) -> Rates:
     try:
         return convert(Rates, read_yaml(path), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {why_unread(error)}") from error
 
 
 def report(rates: Rates, work: Demand, busy: float, gpu_hour: float) -> str:

@@ -15,7 +15,7 @@ from blake3 import blake3
 from tessera import wire
 from tessera.errors import TesseraError, Unavailable
 from tessera.rpc import Client, RpcSettings, Runtime, set_environment_defaults
-from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.inbox import Inbox
 from tessera.transport.settings import TransportSettings
 
 
@@ -34,7 +34,7 @@ async def read(kind: str, data: bytes, wanted: int) -> None:
     client = await Client.connect(runtime, runtime.address("encode"))
     info = await _describe(client, wanted)
     assert isinstance(info, wire.WorkerInfo)
-    inbox = Inbox(InboxConfig(reader="reader", settings=TransportSettings(kind=kind)))
+    inbox = Inbox("reader", TransportSettings(kind=kind))
     producer = f"{wanted:x}"
     inbox.connect(producer, info.slabs)
     image = wire.Image(digest=blake3(data).digest(), data=data, units=1, rows=64, param="input[0]")

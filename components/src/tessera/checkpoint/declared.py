@@ -394,28 +394,31 @@ def _folder(directory: Path, entry: Section) -> str:
 
 def _pooling(config: Section) -> Pooling:
     """Read a pooling of either form; without a mode it is the mean."""
-    modes = _pooling_modes(config)
-    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
     return Pooling(
-        modes=modes or ("mean",),
+        modes=_pooling_modes(config) or ("mean",),
         include_prompt=config.flag("include_prompt", True),
-        width=config.integer(key) if config.has(key) else None,
+        width=_pooled_width(config),
         file=config.path,
     )
 
 
 def _splade(config: Section) -> Splade:
-    """Read the pooling of logits; its width has been renamed as that of ``Pooling`` has."""
-    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
+    """Read the pooling of logits."""
     return Splade(
         strategy=cast(Literal["max", "sum"], config.string("pooling_strategy", "max", among=("max", "sum"))),
         activation=cast(
             Literal["relu", "log1p_relu"],
             config.string("activation_function", "relu", among=("relu", "log1p_relu")),
         ),
-        width=config.integer(key) if config.has(key) else None,
+        width=_pooled_width(config),
         file=config.path,
     )
+
+
+def _pooled_width(config: Section) -> int | None:
+    """Read the width of what is pooled, whose key has been renamed."""
+    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
+    return config.integer(key) if config.has(key) else None
 
 
 def _pooling_modes(config: Section) -> tuple[PoolingMode, ...]:

@@ -39,6 +39,7 @@ from tessera.launch.settings import (
     variable_of,
 )
 from tessera.launch.variables import (
+    GivenFlag,
     ProcessFlag,
     encode_flags,
     given_flags,
@@ -48,7 +49,7 @@ from tessera.launch.variables import (
     without_settings,
 )
 from tessera.settings import Field
-from tessera.small_files import read_yaml
+from tessera.small_files import read_yaml, why_unread
 from tessera.terminal import complain, near
 
 _TEXT: Final = """\
@@ -76,24 +77,6 @@ class _Parser(argparse.ArgumentParser):
         raise UnknownWord(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A flag of frontends or workers in the words of a command line.
-
-    ``said`` is how the variable or the key is found that gives it.
-    """
-
-    flag: str
-    words: tuple[str, ...]
-    said: str = ""
-
-    @classmethod
-    def of(cls, flag: str, values: Sequence[str], said: str = "") -> Passed:
-        """With these values."""
-        words = (f"{flag}={values[0]}",) if len(values) == 1 else (flag, *values)
-        return cls(flag, words, said)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a command line and its file say: settings by field, and flags of the processes.
@@ -105,7 +88,6 @@ class Asked:
     said: str = ""
     frontend: Sequence[str] = ()
     worker: Sequence[str] = ()
-    encode_worker: Sequence[str] = ()
     models: Sequence[Asked] = ()
     config: Path | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -178,7 +160,7 @@ def wanted(asked: Asked) -> tuple[LaunchSettings, bool, list[WantedModel]]:
     given = replace(LaunchSettings.read(os.environ, asked.given), passed=tuple(asked.frontend))
     if not asked.models:
         several, found = wanted_models(
-            given, split=is_split(given), worker=asked.worker, encode_worker=asked.encode_worker
+            given, split=is_split(given), worker=asked.worker, encode_worker=encode_flags(asked.worker)
         )
         return given, several, found
     found = []
@@ -189,13 +171,14 @@ def wanted(asked: Asked) -> tuple[LaunchSettings, bool, list[WantedModel]]:
             split = is_split(settings)
         except SettingError as error:
             raise SettingError(f"{model.said}: {error}") from error
+        worker = (*asked.worker, *model.worker)
         found.append(
             WantedModel.one_of_several(
                 settings,
                 own_namespace="dyn_namespace" in model.given,
                 split=split,
-                worker=(*asked.worker, *model.worker),
-                encode_worker=(*asked.encode_worker, *model.encode_worker),
+                worker=worker,
+                encode_worker=tuple(encode_flags(worker)),
                 said=model.said,
             )
         )
@@ -273,11 +256,13 @@ def read(
         for flag, field in own.items()
         if file.get(key := flag.removeprefix("--")) is not None
     }
-    passed: list[Passed | None] = [Passed(each.flag, each.words, each.said) for each in set_by_variables]
-    passed += [
-        _from_file(f"--{key}", value, known, f"{config}: {key}")
-        for key, value in file.items()
-        if f"--{key}" in others
+    passed: list[GivenFlag | None] = [
+        *set_by_variables,
+        *(
+            _from_file(f"--{key}", value, known, f"{config}: {key}")
+            for key, value in file.items()
+            if f"--{key}" in others
+        ),
     ]
     names = parsed[_NAMES] or []
     named = parsed["models"]
@@ -353,7 +338,7 @@ class _Collect(argparse.Action):
         self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         given = (values,) if isinstance(values, str) else tuple(values)
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest), Passed.of(str(option), given)])
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), GivenFlag.of(str(option), given)])
 
 
 def _config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -368,10 +353,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     """What stands in a YAML file, by flags without their first dashes. Raises ``SettingError``."""
     try:
         found = read_yaml(path)
-    except OSError as error:
-        raise SettingError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise SettingError(f"{path}: not valid YAML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path}: {why_unread(error)}") from error
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -395,22 +378,22 @@ def _setting_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _from_file(flag: str, value: Any, known: Mapping[str, ProcessFlag], said: str) -> Passed | None:
+def _from_file(flag: str, value: Any, known: Mapping[str, ProcessFlag], said: str) -> GivenFlag | None:
     """A flag of a process as the file gives it; None where it says no more than its absence."""
     if known[flag].values == 0:
         if value:
-            return Passed.of(flag, (), said)
+            return GivenFlag.of(flag, (), said)
         off = flag.replace("--", "--no-", 1)
-        return Passed.of(off, (), said) if off in known else None
+        return GivenFlag.of(off, (), said) if off in known else None
     if value is None:
         return None
     if isinstance(value, list):
-        return Passed.of(flag, tuple(map(str, value)), said)
-    return Passed.of(flag, (json.dumps(value) if isinstance(value, dict) else str(value),), said)
+        return GivenFlag.of(flag, tuple(map(str, value)), said)
+    return GivenFlag.of(flag, (json.dumps(value) if isinstance(value, dict) else str(value),), said)
 
 
 def _asked(
-    given: Mapping[str, Given], words: Sequence[Passed | None], known: Mapping[str, ProcessFlag]
+    given: Mapping[str, Given], words: Sequence[GivenFlag | None], known: Mapping[str, ProcessFlag]
 ) -> Asked:
     passed = [each for each in words if each is not None]
     frontend = [word for each in passed if known[each.flag].frontend for word in each.words]
@@ -424,7 +407,6 @@ def _asked(
         given=given,
         frontend=frontend,
         worker=worker,
-        encode_worker=encode_flags(worker),
         sources={flag: said for flag, said in sources.items() if said},
     )
 

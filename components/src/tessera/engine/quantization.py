@@ -7,12 +7,14 @@ follow from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import torch
 
+from tessera.checkpoint.loading import as_stored
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.engine.placement import Placement
@@ -25,6 +27,7 @@ NONE: Final = "none"
 STORED: Final = "stored"
 FP8: Final = "fp8"
 
+M = TypeVar("M")
 Stage = Literal["vision", "text"]
 
 # Ada, the first generation whose tensor cores multiply FP8.
@@ -33,6 +36,13 @@ _LAYER: Final = re.compile(r"\.(layers|blocks)\.\d+\.")
 _TEXT: Final = "text."
 # Of a float32 scale.
 _SCALE_BYTES: Final = 4
+
+
+@runtime_checkable
+class Quantisable(Protocol):
+    """A module that can run its GEMMs in FP8, but for ``keep`` blocks at each end."""
+
+    def quantise(self, *, keep: int) -> None: ...
 
 
 @runtime_checkable
@@ -92,6 +102,24 @@ def require(model: Model, stage: Stage, settings: EngineSettings, placement: Pla
         raise ConfigError(
             f"quantization stored: {model.path} has no weights of the {stage} stage that products in FP8 take"
         )
+
+
+def loaded(
+    load: Callable[..., M], model: Model, stage: Stage, settings: EngineSettings, placement: Placement
+) -> M:
+    """Return the module that ``load`` makes, with products in FP8 if the config says so.
+
+    Raises ``ConfigError`` before anything is loaded if it asks for what ``require`` refuses.
+    """
+    settings = resolved(model, stage, settings, placement)
+    require(model, stage, settings, placement)
+    with nullcontext() if settings.quantization == NONE else as_stored():
+        module = load(dtype=placement.dtype, device=placement.device)
+    if settings.quantization == FP8:
+        assert isinstance(module, Quantisable)
+        with torch.inference_mode():
+            module.quantise(keep=settings.unquantized_blocks)
+    return module
 
 
 def saved_bytes(model: Model, stage: Stage, settings: EngineSettings, placement: Placement) -> int:

@@ -22,7 +22,7 @@ from tessera import __version__
 from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
 from tessera.frontend.admission.room import Admission, Room
 from tessera.frontend.group import Seat
-from tessera.loop_metrics import count_loop_failures
+from tessera.loop_metrics import LoopFailures
 from tessera.rpc import Peers
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -125,7 +125,7 @@ class FrontendMetrics:
         self.result_cache = self._counter(
             "tessera_result_cache", "Inputs looked up in the result cache", "outcome", "model"
         )
-        count_loop_failures(registry)
+        registry.register(LoopFailures())
         self.disconnects = self._counter("tessera_disconnects", "Clients that went away")
         self.retries_denied = self._counter(
             "tessera_retries_denied", "Retries that the budget did not allow", "model"

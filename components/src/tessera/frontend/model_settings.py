@@ -15,7 +15,7 @@ from tessera.frontend.widths import no_widths
 from tessera.model_names import fold_name, namespace_of
 from tessera.models import find
 from tessera.settings import NOT_NEGATIVE, ModelOptions, Revision, ServedModelNames, Setting, served_names
-from tessera.small_files import read_yaml
+from tessera.small_files import read_yaml, why_unread
 
 MODELS_FLAG: Final = "--models"
 _MOST: Final = 64
@@ -129,10 +129,8 @@ def read_models(path: Path, namespace: str) -> tuple[ModelSettings, ...]:
     """
     try:
         found = read_yaml(path)
-    except OSError as error:
-        raise ConfigError(f"{MODELS_FLAG} {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{MODELS_FLAG} {path}: not valid YAML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{MODELS_FLAG} {path}: {why_unread(error)}") from error
     listed = mapping(found, str(path)).get("models")
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: models: must be a list of models")

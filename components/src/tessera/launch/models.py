@@ -18,6 +18,15 @@ S = TypeVar("S", bound=Shared)
 MOST_MODELS: Final = 64
 """As frontends have it; their slots are below that."""
 
+_EXPECTED: Final = ("expect_embed_workers", "expect_encode_workers")
+# In what of a model frontends alone see a difference.
+_OF_FRONTENDS: Final = ("dimensions_allowed", "max_embed_tokens", *_EXPECTED)
+
+
+def _as_frontends_see(settings: LaunchSettings, other: LaunchSettings) -> LaunchSettings:
+    """The settings with what frontends alone see from others."""
+    return replace(settings, **{name: getattr(other, name) for name in _OF_FRONTENDS})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedModel:
@@ -54,13 +63,7 @@ class WantedModel:
     @property
     def of_workers(self) -> Self:
         """What its workers are started for: the same where frontends alone see a difference."""
-        settings = replace(
-            self.settings,
-            dimensions_allowed="",
-            max_embed_tokens=0,
-            expect_embed_workers="",
-            expect_encode_workers="",
-        )
+        settings = _as_frontends_see(self.settings, LaunchSettings())
         if "--dynamo-model" not in self.worker:
             settings = replace(settings, served_model_name=self.name)
         return replace(self, settings=settings)
@@ -78,7 +81,7 @@ class WantedModel:
             raise SettingError(
                 f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME"
             )
-        for name in ("expect_embed_workers", "expect_encode_workers"):
+        for name in _EXPECTED:
             if not (getattr(settings, name) or "0").isdecimal():
                 raise SettingError(f"{settings.named(name)}: is not a whole number")
         try:
@@ -236,15 +239,8 @@ class Deployed:
 
     def follow(self, wanted: WantedModel) -> None:
         """Be what is asked for now, where that makes no difference to the workers."""
-        own = wanted.settings
         self.wanted = wanted
-        self.settings = replace(
-            self.settings,
-            dimensions_allowed=own.dimensions_allowed,
-            max_embed_tokens=own.max_embed_tokens,
-            expect_embed_workers=own.expect_embed_workers,
-            expect_encode_workers=own.expect_encode_workers,
-        )
+        self.settings = _as_frontends_see(self.settings, wanted.settings)
 
     def frontend_flags(self) -> list[str]:
         """What frontends are told that serve this model alone."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tessera.launch.processes import without
 from tessera.machine import Card
 
 COMMAND: Final = ("nvidia-cuda-mps-control", "-f")
@@ -38,8 +39,7 @@ def of_service(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
 
     Cards that are hidden from the service would be counted without them in the workers' variable.
     """
-    own = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return own | of_workers(folder)
+    return without(environment, ("CUDA_VISIBLE_DEVICES",)) | of_workers(folder)
 
 
 def of_workers(folder: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -107,27 +107,17 @@ def without_source(environment: Mapping[str, str], root: Path) -> dict[str, str]
     return own
 
 
-def without_system_port(environment: Mapping[str, str]) -> dict[str, str]:
-    """A frontend's environment: its runtime would listen on that port, too."""
-    return {name: value for name, value in environment.items() if name != "DYN_SYSTEM_PORT"}
+def without(environment: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """The environment without the variables of these names."""
+    return {name: value for name, value in environment.items() if name not in names}
 
 
-# What only one process of a host can listen on. The images of single processes fix them.
-_PORTS_OF_ONE: Final = ("DYN_TCP_RPC_PORT", "DYN_TCP_RESPONSE_STREAM_PORT")
-
-
-def without_ports_of_one(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a host's processes, each of which takes a free port of its own."""
-    return {name: value for name, value in environment.items() if name not in _PORTS_OF_ONE}
-
-
+SYSTEM_PORT: Final = ("DYN_SYSTEM_PORT",)
+"""No frontend has it: its runtime would listen there, too."""
+PORTS_OF_ONE: Final = ("DYN_TCP_RPC_PORT", "DYN_TCP_RESPONSE_STREAM_PORT")
+"""What only one process of a host can listen on. The images of single processes fix them."""
 # Workers have no use for them.
 _SECRETS_OF_FRONTENDS: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD")
-
-
-def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment."""
-    return {name: value for name, value in environment.items() if name not in _SECRETS_OF_FRONTENDS}
 
 
 def listed(gpus: str) -> list[str]:
@@ -212,7 +202,7 @@ def frontend_processes(
         flags += [*settings.frontend_flags, *common_flags(settings)]
         name = f"frontend {index}" if settings.frontends > 1 else "frontend"
         arguments = ("-m", "tessera.frontend", *flags)
-        own = without_system_port(environment)
+        own = without(environment, SYSTEM_PORT)
         if port is not None:
             own |= port.seat(index)
         found.append(Process(name, "frontend", arguments, own, port.descriptors if port else ()))
@@ -230,7 +220,7 @@ def worker_processes(
     found, left = [], iter(ports)
     for kind, shared in zip(workers, shares, strict=True):
         for index, card in enumerate(kind.cards):
-            own = _without_secrets(environment) | {"DYN_SYSTEM_PORT": str(next(left))}
+            own = without(environment, _SECRETS_OF_FRONTENDS) | {"DYN_SYSTEM_PORT": str(next(left))}
             if kind.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = card
             flags = [

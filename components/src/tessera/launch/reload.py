@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tessera.launch.children import Child
 from tessera.launch.models import MOST_MODELS, Deployed, WantedModel, free_slot
 from tessera.launch.settings import SettingError
 
@@ -123,12 +122,9 @@ def _end(service: Service, leaving: Sequence[Deployed]) -> Steps:
     for encode in (False, True):
         told = [child for child in children if (child.role == "encode") is encode]
         service.supervisor.leave(told)
-        while _are_there(service, told):
+        # Each is equal to itself alone.
+        while any(child in service.supervisor.children for child in told):
             yield
-
-
-def _are_there(service: Service, told: Sequence[Child]) -> bool:
-    return any(child is other for child in told for other in service.supervisor.children)
 
 
 def _wait_ready(service: Service, new: Sequence[Deployed]) -> Steps:

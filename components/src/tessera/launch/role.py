@@ -15,18 +15,19 @@ from tessera import etcd
 from tessera.launch.children import Signals, Told
 from tessera.launch.models import of_list
 from tessera.launch.processes import (
+    SYSTEM_PORT,
     common_flags,
     engine_args,
     frontend_flags,
     share_flags,
     shared_flags,
-    without_system_port,
+    without,
     worker_flags,
 )
 from tessera.launch.report import Report
 from tessera.launch.settings import RoleSettings, SettingError
 from tessera.launch.supervisor import Hopeless, Supervisor
-from tessera.launch.variables import out_of_date, process_words, without_own
+from tessera.launch.variables import out_of_date, own_variables, process_words
 from tessera.terminal import complain
 
 ROLES: Final = ("frontend", "agg", "encode", "embed")
@@ -101,7 +102,7 @@ def command(
     address = address or own_address
     if not address:
         raise SettingError("this host has no address of its own; set TESSERA_HOST_ADDRESS")
-    own = without_own(environment)
+    own = without(environment, own_variables())
     # Workers call each other; the runtime would bind and announce loopback otherwise.
     own["DYN_TCP_RPC_HOST"] = settings.dyn_tcp_rpc_host or address
     own["DYN_TCP_RESPONSE_STREAM_HOST"] = settings.dyn_tcp_response_stream_host or address
@@ -116,7 +117,7 @@ def command(
         flags += frontend_flags(settings, settings.dyn_http_port, several)
         flags += settings.frontend_args.split()
         words = ["-m", "tessera.frontend", *flags, *given]
-        return settings.python, words, without_system_port(own)
+        return settings.python, words, without(own, SYSTEM_PORT)
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
     own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
     flags += worker_flags(settings, role, engine_args(settings))

@@ -20,12 +20,13 @@ from tessera.launch.listener import has_address, in_use, listens
 from tessera.launch.models import Deployed, WantedModel, document, free_slot
 from tessera.launch.port import Port
 from tessera.launch.processes import (
+    PORTS_OF_ONE,
     Process,
     Workers,
     frontend_processes,
     model_flags,
     share_flags,
-    without_ports_of_one,
+    without,
     worker_processes,
 )
 from tessera.launch.reload import reload
@@ -101,7 +102,7 @@ class Service:
         for one in wanted:
             self.models.append(self.deployed(one, [other.slot for other in self.models]))
         self.settings = with_frontends(given, self._workers, self._machine)
-        self._given_environment = without_ports_of_one({**environment, **self.settings.of_dynamo()})
+        self._given_environment = without(environment, PORTS_OF_ONE) | self.settings.of_dynamo()
         self._environment = dict(self._given_environment)
         self.supervisor = Supervisor(signals, report, self.settings.stop_timeout_seconds)
         self._folders: Folders | None = None
@@ -379,7 +380,8 @@ class Service:
         if is_directory and not splits and not settings.model_revision and not settings.is_adapter:
             return
         said = yield from self._ask_what_it_is(settings)
-        self._forget_tokens()
+        # It is as nobody's token that processes read what was downloaded.
+        self._environment = without(self._environment, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))
         model.source = json.dumps(said["source"])
         model.settings = replace(settings, model_revision="")
         if settings.is_adapter:
@@ -397,11 +399,6 @@ class Service:
             if not (self.worker_count or self.settings.frontends):
                 raise SettingError(f"{reads}: there is nothing to start here")
             self.report.say(f"{reads}: no encode workers are started")
-
-    def _forget_tokens(self) -> None:
-        """It is as nobody's token that processes read what was downloaded."""
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            self._environment.pop(name, None)
 
     def _ask_what_it_is(self, settings: LaunchSettings) -> Steps[dict[str, Any]]:
         # A process of its own: models need libraries that are not there before the environment is made.

@@ -49,13 +49,22 @@ class ProcessFlag:
     variable: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of frontends or workers that a variable gives; ``said`` is the variable with its text."""
+    """A flag of frontends or workers in the words of a command line.
+
+    ``said`` is how the variable or the key is found that gives it; empty for one of the command line itself.
+    """
 
     flag: str
     words: tuple[str, ...]
-    said: str
+    said: str = ""
+
+    @classmethod
+    def of(cls, flag: str, values: Sequence[str], said: str = "") -> GivenFlag:
+        """With these values."""
+        words = (f"{flag}={values[0]}",) if len(values) == 1 else (flag, *values)
+        return cls(flag, words, said)
 
 
 def process_flags() -> dict[str, ProcessFlag]:
@@ -110,7 +119,7 @@ def given_flags(environment: Mapping[str, str]) -> list[GivenFlag]:
             words = words_of(flag, process.values, text, off=flag.replace("--", "--no-", 1) in known)
         except ConfigError as error:
             raise SettingError(f"{said}: {without_flag(error.message, flag)}") from error
-        found.append(GivenFlag(flag=flag, words=tuple(words), said=said))
+        found.append(GivenFlag(flag, tuple(words), said))
     return found
 
 
@@ -156,7 +165,7 @@ def unknown(environment: Mapping[str, str]) -> list[str]:
     if not names:
         return []
     variables = {process.variable for process in process_flags().values() if process.variable}
-    everything = variables | _own() | NO_SETTINGS
+    everything = variables | own_variables() | NO_SETTINGS
     return [
         f"{name} does nothing: no setting has such a variable{near(name, everything)}"
         for name in sorted(names - variables)
@@ -172,22 +181,17 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def without_own(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that flags tell what the launcher reads; it reads the rest itself."""
-    own = _own()
-    return {name: value for name, value in environment.items() if name not in own}
-
-
 def _not_own(environment: Mapping[str, str]) -> set[str]:
     """The variables of our prefix that the launcher does not read itself."""
     return {
         name
         for name, text in environment.items()
         if name.startswith(PREFIX) and text and not is_link(name, text)
-    } - (_own() | NO_SETTINGS)
+    } - (own_variables() | NO_SETTINGS)
 
 
-def _own() -> set[str]:
+def own_variables() -> set[str]:
+    """What the launcher reads itself; flags tell it to the processes that it starts."""
     return {
         field.variable
         for settings in (LaunchSettings, RoleSettings)

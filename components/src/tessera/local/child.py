@@ -42,7 +42,8 @@ class Child:
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._why = ""
-        self._lost: Callable[[str], object] = lambda why: None
+        self.lost: Callable[[str], object] = lambda why: None
+        """Called with the reason when the process has ended without having been told to."""
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -76,10 +77,6 @@ class Child:
             raise
         return cls(process, channel, begun)
 
-    def when_lost(self, lost: Callable[[str], object]) -> None:
-        """Call ``lost`` with the reason when the process has ended without having been told to."""
-        self._lost = lost
-
     async def ask(self, question: Callable[[int], Question], kind: type[A]) -> A:
         """The answer, of this kind, to what ``question`` makes of a number.
 
@@ -108,7 +105,7 @@ class Child:
 
     async def close(self) -> None:
         """End it, whatever it is about."""
-        self._lost = lambda why: None
+        self.lost = lambda why: None
         self._channel.close()
         try:
             await asyncio.to_thread(self._process.wait, _END_SECONDS)
@@ -130,7 +127,7 @@ class Child:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(ChildLost(self._why))
-        self._lost(self._why)
+        self.lost(self._why)
 
 
 def _spawn(

@@ -42,7 +42,7 @@ class Workers:
             await workers.close()
             raise refused[0]
         for child in children:
-            child.when_lost(lambda why: workers._lost(why, died))
+            child.lost = lambda why: workers._lost(why, died)
         return workers
 
     async def ask(self, request: wire.Request) -> wire.Reply:

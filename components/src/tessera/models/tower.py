@@ -223,8 +223,13 @@ class TowerModel:
         """
         return stored_tensors(self.path, self.text.shapes("text."), text_name)
 
-    def all_tensors(self) -> dict[str, StoredTensor]:
+    def all_tensors(self) -> Mapping[str, StoredTensor]:
         """``tensors``, and those of the modules that the checkpoint declares; raises ``CheckpointError``."""
+        return self._all_tensors
+
+    @cached_property
+    def _all_tensors(self) -> Mapping[str, StoredTensor]:
+        # A worker asks some times before it loads: to decide, to count memory and for the log.
         found = dict(self.tensors())
         for number, (step, shapes) in enumerate(zip(self.text.steps, self.text.step_shapes(), strict=True)):
             if shapes:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
+from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.inline import INLINE
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import unknown_slab
@@ -26,23 +25,6 @@ if TYPE_CHECKING:
     from tessera.transport.base import Destination
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxConfig:
-    """``reader`` names this process to its peers; ``nixl`` is what ``settings`` say of it by default.
-
-    A kind that failed for a producer is tried again after ``retry_seconds``.
-    """
-
-    reader: str
-    settings: TransportSettings
-    retry_seconds: float = 60.0
-    nixl: NixlOptions | None = None
-
-    def __post_init__(self) -> None:
-        if not self.reader:
-            raise ConfigError("reader must not be empty")
 
 
 @dataclass(slots=True)
@@ -63,12 +45,17 @@ on_cpu: Final = on_device(torch.device("cpu"))
 
 
 class Inbox:
-    """Reads the rows that producers publish. Not thread-safe: every call is made from one event loop."""
+    """Reads the rows that producers publish. Not thread-safe: every call is made from one event loop.
 
-    def __init__(self, config: InboxConfig) -> None:
-        self.config = config
-        self._nixl = config.nixl or NixlOptions.of(config.settings)
-        self.kinds = select_kinds(config.settings.kind)
+    ``reader`` names this process to its peers. A kind that failed for a producer is tried again after
+    ``retry_seconds``.
+    """
+
+    def __init__(self, reader: str, settings: TransportSettings, *, retry_seconds: float = 60.0) -> None:
+        self.reader = reader
+        self._settings = settings
+        self._retry_seconds = retry_seconds
+        self.kinds = select_kinds(settings.kind)
         self._transports: dict[str, Transport] = {}
         # By kind and name of the slab. Looked up anew for each step of a fetch: a slab may be let go, and
         # reached again, while its rows are copied.
@@ -193,7 +180,7 @@ class Inbox:
             raise HandOffError("the inbox is closed")
         transport = self._transports.get(kind)
         if transport is None:
-            transport = make_transport(kind, self.config.reader, None, nixl=self._nixl)
+            transport = make_transport(kind, self.reader, None, self._settings)
             self._transports[kind] = transport
         self._slabs[kind, info.slab] = transport.connect(info)
 
@@ -231,7 +218,7 @@ class Inbox:
         peer = self._peers.get(producer)
         if peer is None:
             return
-        peer.failed[kind] = time.monotonic() + self.config.retry_seconds
+        peer.failed[kind] = time.monotonic() + self._retry_seconds
         if kind == peer.connected:
             peer.connected = None
             self._let_go(kind, peer.infos[kind].slab)

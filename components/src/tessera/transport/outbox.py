@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from tessera.errors import ConfigError, TransportUnavailable
+from tessera.errors import TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import FROM_HOST_MEMORY, make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import Geometry
-from tessera.transport.slab.slab import Slab, Slot, dtype_name, rows_checksum
+from tessera.transport.slab.slab import Slab, Slot, rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxConfig:
-    """A producer's slab of ``capacity_rows`` rows ``[row_width]`` and the ways out of it.
-
-    Slots are multiples of ``block_rows``. ``nixl`` is what ``settings`` say of it by default.
-    """
-
-    producer: str
-    capacity_rows: int
-    block_rows: int
-    row_width: int
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    settings: TransportSettings
-    nixl: NixlOptions | None = None
-
-    def __post_init__(self) -> None:
-        if not self.producer:
-            raise ConfigError("producer must not be empty")
 
 
 class Outbox:
@@ -47,24 +24,16 @@ class Outbox:
     Not thread-safe: every call is made from one event loop.
     """
 
-    def __init__(self, config: OutboxConfig) -> None:
-        try:
-            geometry = Geometry(
-                capacity_rows=config.capacity_rows,
-                block_rows=config.block_rows,
-                row_width=config.row_width,
-                dtype=dtype_name(config.dtype),
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self.config = config
-        device = torch.device(config.device)
-        self._nixl = config.nixl or NixlOptions.of(config.settings)
-        self.kinds = select_kinds(config.settings.kind, slab_device=device)
+    def __init__(
+        self, producer: str, geometry: Geometry, settings: TransportSettings, *, device: str = "cpu"
+    ) -> None:
+        self._producer = producer
+        self._settings = settings
+        self.kinds = select_kinds(settings.kind, slab_device=torch.device(device))
         self.slab = Slab(
             geometry,
             device=device,
-            lease_seconds=config.settings.lease_seconds,
+            lease_seconds=settings.lease_seconds,
             mirror=not FROM_HOST_MEMORY.isdisjoint(self.kinds),
         )
         self._transports: dict[str, Transport] = {}
@@ -84,12 +53,12 @@ class Outbox:
         for kind in reader.kinds:
             transport = self._transports.get(kind)
             if transport is not None and transport.reaches(reader):
-                checksum = rows_checksum(slot.rows) if self.config.settings.checksum else b""
+                checksum = rows_checksum(slot.rows) if self._settings.checksum else b""
                 handle = await transport.publish(slot)
                 return msgspec.structs.replace(handle, checksum=checksum) if checksum else handle
         raise TransportUnavailable(
             f"no transport leads to this reader: it can use {', '.join(reader.kinds) or 'none'}, "
-            f"{self.config.producer} offers {', '.join(self.kinds)}"
+            f"{self._producer} offers {', '.join(self.kinds)}"
         )
 
     def infos(self) -> tuple[SlabInfo, ...]:
@@ -111,9 +80,9 @@ class Outbox:
 
     def _offer(self, kind: str) -> None:
         try:
-            transport = make_transport(kind, self.config.producer, self.slab, nixl=self._nixl)
+            transport = make_transport(kind, self._producer, self.slab, self._settings)
         except TransportUnavailable as error:
-            if self.config.settings.kind != "auto":
+            if self._settings.kind != "auto":
                 raise
             _log.warning("hand-off by %s is not offered: %s", kind, error)
             self.kinds = tuple(other for other in self.kinds if other != kind)

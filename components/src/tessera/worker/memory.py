@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.defaults import GIB, MIB
 from tessera.errors import ConfigError
 from tessera.machine import free_memory_bytes, memory_bytes
 
-_GIB = 1 << 30
 # What the interpreter, torch and its libraries take, measured on CPU; a CUDA context takes about as much
 # again on the device.
-RUNTIME_BYTES = 512 << 20
+RUNTIME_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class MemoryAccount:
 
     def table(self, available: dict[str, int]) -> str:
         """One line for each use, and one for each device with what it needs and what is free."""
-        lines = [f"  {use.what:<36} {use.device:<8} {use.nbytes / _GIB:8.2f} GiB" for use in self.uses]
+        lines = [f"  {use.what:<36} {use.device:<8} {use.nbytes / GIB:8.2f} GiB" for use in self.uses]
         for device in self.devices:
-            needed, free = self.needed(device) / _GIB, available[device] / _GIB
+            needed, free = self.needed(device) / GIB, available[device] / GIB
             verdict = "fits" if needed <= free else "does not fit"
             lines.append(f"  {'in all':<36} {device:<8} {needed:8.2f} GiB of {free:.2f} GiB free: {verdict}")
         return "\n".join(lines)

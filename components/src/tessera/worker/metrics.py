@@ -20,7 +20,7 @@ from tessera import __version__, tracing, wire
 from tessera.batching import Batcher, Events
 from tessera.cache import EmbeddingCache
 from tessera.errors import DeadlineExceeded, EngineDead, EngineFailed, Overloaded, Unavailable
-from tessera.loop_metrics import count_loop_failures
+from tessera.loop_metrics import LoopFailures
 from tessera.transport.slab.slab import SlabStats
 
 P = TypeVar("P")
@@ -93,7 +93,7 @@ class WorkerMetrics:
         self._queue_limit = Gauge(
             "tessera_queue_limit", "Tokens or units that may wait", ["stage"], registry=registry
         )
-        count_loop_failures(registry)
+        registry.register(LoopFailures())
         for outcome in ("ok", Unavailable.code):
             self.encode_calls.labels(outcome)
 

@@ -144,7 +144,7 @@ class RemoteVision:
             reader=self._inbox.reader_info(f"{instance:x}"),
             priority=request.priority,
             client=request.client,
-            call=f"{self._inbox.config.reader}-{next(self._calls)}",
+            call=f"{self._inbox.reader}-{next(self._calls)}",
         )
         rounding = self._peers.ready[instance].rounding
         self._units.add(instance, image.units)

@@ -17,7 +17,7 @@ from tessera.engine.base import vision_of
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.no_text import NoText
 from tessera.engine.placement import Placement, place
-from tessera.engine.quantization import Stage, said
+from tessera.engine.quantization import said
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import reserve_pinned
 from tessera.errors import ConfigError, EngineDead
@@ -26,8 +26,9 @@ from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
-from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.inbox import Inbox
+from tessera.transport.outbox import Outbox
+from tessera.transport.slab.geometry import Geometry
 from tessera.worker import sizes
 from tessera.worker.decoding import Decoder, Limits, ProcessDecoder, ThreadDecoder
 from tessera.worker.embed import EmbedService
@@ -96,7 +97,7 @@ class Builder:
         share = sizes.share_of(settings)
         settings = sizes.sized(sizes.precise(self.settings, model), model, sizes.Room(share=share))
         log.info("%s", sizes.said(settings, self.settings, model, share))
-        for stage, engine in self._running(settings, model):
+        for stage, engine in sizes.running(settings, model).items():
             placement = place(engine)
             log.info("precision: %s", said(model, stage, engine, placement))
             self.metrics.set_precision(stage, placement.dtype, rounding(engine))
@@ -111,17 +112,14 @@ class Builder:
         placement = place(settings)
         await self._reserve_cache(model, placement)
         stage = await self._vision_stage(model, vision, settings, placement)
-        outbox = Outbox(
-            OutboxConfig(
-                producer=self.name,
-                capacity_rows=sizes.slab_rows(self.settings.stages.transport, vision, placement),
-                block_rows=sizes.BLOCK_ROWS,
-                row_width=vision.row_width,
-                dtype=placement.torch_dtype,
-                device=placement.device,
-                settings=self.settings.stages.transport,
-            )
+        transport = self.settings.stages.transport
+        geometry = Geometry(
+            capacity_rows=sizes.slab_rows(transport, vision, placement),
+            block_rows=sizes.BLOCK_ROWS,
+            row_width=vision.row_width,
+            dtype=placement.dtype,
         )
+        outbox = Outbox(self.name, geometry, transport, device=placement.device)
         self.metrics.watch_slab(outbox.slab.stats)
         self.metrics.watch_registrations(lambda: outbox.nixl_registrations)
         info = self._info(model, placement, outbox.infos())
@@ -174,7 +172,7 @@ class Builder:
         if self.runtime is None:
             raise ConfigError("an embed worker asks others for vision rows, and there is no way to them here")
         reading = sizes.reading(self.settings.stages.transport, vision, placement)
-        inbox = Inbox(InboxConfig(reader=self.name, settings=reading))
+        inbox = Inbox(self.name, reading)
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
@@ -234,7 +232,7 @@ class Builder:
             model=self.settings.served_model_names[0],
             fingerprint=model.fingerprint,
             dtype=placement.dtype,
-            rounding=self._rounding(vision),
+            rounding=self._rounding(model),
             width=model.output.width,
             row_width=0 if vision is None else vision.row_width,
             images=vision is not None and (self.settings.mode is not Mode.EMBED or self.settings.images),
@@ -242,20 +240,9 @@ class Builder:
             slabs=slabs,
         )
 
-    @staticmethod
-    def _running(settings: WorkerSettings, model: Model) -> list[tuple[Stage, EngineSettings]]:
-        found: list[tuple[Stage, EngineSettings]] = []
-        if settings.mode is not Mode.EMBED and model.vision is not None:
-            found.append(("vision", settings.stages.vision))
-        if settings.mode is not Mode.ENCODE:
-            found.append(("text", settings.stages.text))
-        return found
-
-    def _rounding(self, spec: VisionSpec | None) -> str:
-        stages, mode = self.settings.stages, self.settings.mode
-        vision = "" if mode is Mode.EMBED or spec is None else rounding(stages.vision)
-        text = "" if mode is Mode.ENCODE else rounding(stages.text)
-        return f"{vision}; {text}" if vision or text else ""
+    def _rounding(self, model: Model) -> str:
+        of = {stage: rounding(engine) for stage, engine in sizes.running(self.settings, model).items()}
+        return f"{of.get('vision', '')}; {of.get('text', '')}" if any(of.values()) else ""
 
 
 async def _timed(what: str, make: Callable[[], T]) -> T:

@@ -28,11 +28,11 @@ from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
+    SHARE,
     AccessLogShare,
     Modality,
     ModelOptions,
     ModelPath,
-    Number,
     Revision,
     ServedModelNames,
     Setting,
@@ -40,7 +40,7 @@ from tessera.settings import (
     exporters,
     served_names,
 )
-from tessera.small_files import read_yaml
+from tessera.small_files import read_yaml, why_unread
 from tessera.transport.settings import TransportSettings
 
 
@@ -92,7 +92,6 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("preprocess_seconds must be positive and preprocess_mb at least 64")
 
 
-_SHARE = Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0))
 _PIXELS_AND_DRAIN = "--max-image-pixels must be positive and --drain-seconds not negative"
 
 
@@ -144,7 +143,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting(
             flag="--host-share",
-            check=_SHARE,
+            check=SHARE,
             help="part of the host's memory that is for this worker, up to 1; 0: as much as for each of the "
             "others",
         ),
@@ -153,7 +152,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting(
             flag="--card-share",
-            check=_SHARE,
+            check=SHARE,
             help="part of the GPU's memory that is for this worker, up to 1; 0: as much as for each of the "
             "others",
         ),
@@ -282,10 +281,8 @@ def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> St
         source = str(path)
         try:
             parsed = read_yaml(path)
-        except OSError as error:
-            raise ConfigError(f"{source}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"{source}: not valid YAML: {error}") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{source}: {why_unread(error)}") from error
         values = mapping({} if parsed is None else parsed, source)
     if override:
         values = _merge(values, override)

@@ -17,7 +17,7 @@ import torch
 from tessera import machine
 from tessera.defaults import TEXT_BATCH, Share
 from tessera.engine.placement import Placement, place
-from tessera.engine.quantization import resolved, saved_bytes
+from tessera.engine.quantization import Stage, resolved, saved_bytes
 from tessera.engine.settings import EngineSettings
 from tessera.models.base import Model, VisionSpec
 from tessera.settings import GIB, MIB
@@ -61,17 +61,23 @@ def share_of(settings: WorkerSettings) -> Share:
     )
 
 
+def running(settings: WorkerSettings, model: Model) -> dict[Stage, EngineSettings]:
+    """The engines of a worker by their stages."""
+    engines: dict[Stage, EngineSettings] = {}
+    if settings.mode is not Mode.EMBED and model.vision is not None:
+        engines["vision"] = settings.stages.vision
+    if settings.mode is not Mode.ENCODE:
+        engines["text"] = settings.stages.text
+    return engines
+
+
 def precise(given: WorkerSettings, model: Model, place: Place = place) -> WorkerSettings:
     """The settings with the products of the stages that run decided; raises ``CheckpointError``."""
-    stages = given.stages
-    if given.mode is not Mode.EMBED and model.vision is not None:
-        at = place(stages.vision)
-        vision = resolved(model, "vision", stages.vision, at)
-        stages = msgspec.structs.replace(stages, vision=vision)
-    if given.mode is not Mode.ENCODE:
-        text = resolved(model, "text", stages.text, place(stages.text))
-        stages = msgspec.structs.replace(stages, text=text)
-    return msgspec.structs.replace(given, stages=stages)
+    decided = {
+        stage: resolved(model, stage, engine, place(engine))
+        for stage, engine in running(given, model).items()
+    }
+    return msgspec.structs.replace(given, stages=msgspec.structs.replace(given.stages, **decided))
 
 
 def sized(given: WorkerSettings, model: Model, room: Room) -> WorkerSettings:

@@ -111,7 +111,7 @@ class Bodies:
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
-        self._queries = self._make_queries(words) if workload.query else []
+        self._queries = [self._text(words, workload.query) for _ in range(8)] if workload.query else []
         self._texts: list[Body] = []
         if workload.tokens:
             make = self._make_passages if self._queries else self._make_texts
@@ -166,9 +166,6 @@ class Bodies:
         """In vLLM's form, with logits for an answer."""
         body = {"model": self._name, "queries": query, "documents": documents, "use_activation": False}
         return Body(json.dumps(body).encode(), key, len(documents), "/v1/score")
-
-    def _make_queries(self, words: Words) -> list[str]:
-        return [self._text(words, self._workload.query) for _ in range(8)]
 
     def _make_passages(self, words: Words, variety: int) -> list[Body]:
         """Each query with some of twice as many passages as go into a request."""

@@ -7,7 +7,7 @@ import base64
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -207,7 +207,10 @@ class _Load:
 
     async def run(self, closed: Callable[[], None]) -> Outcome:
         """Call ``closed`` when the window closes; what is under way then is waited for and does not count."""
-        loops = [self._open_loop(self.plan.rate)] if self.plan.rate else self._closed_loops()
+        if self.plan.rate:
+            loops = [self._open_loop(self.plan.rate)]
+        else:
+            loops = [self._closed_loop(number) for number in range(self.plan.concurrency)]
         await asyncio.gather(self._window(closed), *loops)
         return self.outcome
 
@@ -217,9 +220,6 @@ class _Load:
         self.closed = True
         self.outcome.seconds = time.time() - self.start
         closed()
-
-    def _closed_loops(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._closed_loop(number) for number in range(self.plan.concurrency)]
 
     async def _closed_loop(self, number: int) -> None:
         http = self._http(self.plan.urls[number % len(self.plan.urls)])

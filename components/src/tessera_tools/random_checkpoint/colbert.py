@@ -13,7 +13,7 @@ from tessera.checkpoint.declared import MODULES_FILE, PROMPTS_FILE, STANFORD, ST
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_FILE
 from tessera_tools.random_checkpoint.encoder import BASE, MULTILINGUAL, ROBERTA, UNCASED, EncoderSpec
-from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.spec import Sizes, modules_json, prompts_json
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _FOLDER: Final = "1_Dense"
@@ -87,10 +87,9 @@ class ColbertSpec(EncoderSpec):
         return {
             CONFIG_FILE: files[CONFIG_FILE] | {"vocab_size": self.vocab_size + len(_MARKERS)},
             TOKENIZER_FILE: tokenizer | {"added_tokens": [*tokenizer["added_tokens"], *markers]},
-            MODULES_FILE: [
-                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-                {"idx": 1, "name": "1", "path": _FOLDER, "type": "pylate.models.Dense.Dense"},
-            ],
+            MODULES_FILE: modules_json(
+                ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"]
+            ),
             f"{_FOLDER}/{CONFIG_FILE}": {
                 "in_features": self.hidden,
                 "out_features": self.width,
@@ -98,19 +97,18 @@ class ColbertSpec(EncoderSpec):
                 "activation_function": "torch.nn.modules.linear.Identity",
                 "use_residual": False,
             },
-            PROMPTS_FILE: {
-                "prompts": {},
-                "default_prompt_name": None,
-                "similarity_fn_name": "MaxSim",
-                "model_type": "ColBERT",
-                "query_prefix": _MARKERS[0],
-                "document_prefix": _MARKERS[1],
-                "query_length": self.query_length,
-                "document_length": self.document_length,
-                "attend_to_expansion_tokens": self.attended,
-                "skiplist_words": list(string.punctuation),
-                "do_query_expansion": True,
-            },
+            PROMPTS_FILE: prompts_json(
+                {},
+                similarity="MaxSim",
+                model_type="ColBERT",
+                query_prefix=_MARKERS[0],
+                document_prefix=_MARKERS[1],
+                query_length=self.query_length,
+                document_length=self.document_length,
+                attend_to_expansion_tokens=self.attended,
+                skiplist_words=list(string.punctuation),
+                do_query_expansion=True,
+            ),
         }
 
 

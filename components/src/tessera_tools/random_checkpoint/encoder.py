@@ -13,12 +13,17 @@ import numpy.typing as npt
 
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.weights import Shapes
 from tessera_tools.random_checkpoint.pieces import BERT, unigram, word_piece
 from tessera_tools.random_checkpoint.pieces import ROBERTA as ROBERTA_TOKENS
 from tessera_tools.random_checkpoint.spec import Sizes, declared_json, splade_json
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.weights import (
+    RandomTensor,
+    norm_shapes,
+    product_shapes,
+    random_tensors,
+)
 
-_Shapes = dict[str, tuple[int, ...]]
 # The deviation in tables of tokens and positions.
 _TABLE: Final = 0.5
 _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
@@ -66,11 +71,19 @@ class EncoderSpec:
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order."""
-        for name, shape in self._shapes().items():
-            mean, deviation = _distribution(name, shape)
-            if name.startswith("cls.predictions."):
-                mean, deviation = _of_logits(name, self.hidden, mean, deviation)
-            yield RandomTensor(name=name, shape=shape, mean=mean, deviation=deviation)
+        return random_tensors(self._shapes(), self._distribution)
+
+    def _distribution(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+        """Return mean and deviation; one in forty logits is above 0, and few of them far above."""
+        mean, deviation = _distribution(name, shape)
+        if not name.startswith("cls.predictions."):
+            return mean, deviation
+        spread = 0.3
+        if "LayerNorm" in name:
+            return spread * mean, spread * deviation
+        if name.endswith(("predictions.bias", "decoder.bias")):
+            mean = -2 * spread * _TABLE * math.sqrt(self.hidden)
+        return mean, deviation
 
     def _declared(self, prompts: Mapping[str, str]) -> Mapping[str, Any]:
         if self.masked:
@@ -120,37 +133,37 @@ class EncoderSpec:
             "model_max_length": self.max_positions - (2 if self.roberta else 0),
         }
 
-    def _shapes(self) -> _Shapes:
+    def _shapes(self) -> Shapes:
         hidden, wide = self.hidden, self.intermediate
-        shapes: _Shapes = {
+        shapes: Shapes = {
             "embeddings.word_embeddings.weight": (self.vocab_size, hidden),
             "embeddings.position_embeddings.weight": (self.max_positions, hidden),
             "embeddings.token_type_embeddings.weight": (self.types, hidden),
-            **_norm("embeddings", hidden),
+            **norm_shapes("embeddings.LayerNorm", hidden),
         }
         for number in range(self.layers):
             layer = f"encoder.layer.{number}"
             for name in ("query", "key", "value"):
-                shapes |= _product(f"{layer}.attention.self.{name}", hidden, hidden)
-            shapes |= _product(f"{layer}.attention.output.dense", hidden, hidden)
-            shapes |= _norm(f"{layer}.attention.output", hidden)
-            shapes |= _product(f"{layer}.intermediate.dense", hidden, wide)
-            shapes |= _product(f"{layer}.output.dense", wide, hidden)
-            shapes |= _norm(f"{layer}.output", hidden)
+                shapes |= product_shapes(f"{layer}.attention.self.{name}", hidden, hidden)
+            shapes |= product_shapes(f"{layer}.attention.output.dense", hidden, hidden)
+            shapes |= norm_shapes(f"{layer}.attention.output.LayerNorm", hidden)
+            shapes |= product_shapes(f"{layer}.intermediate.dense", hidden, wide)
+            shapes |= product_shapes(f"{layer}.output.dense", wide, hidden)
+            shapes |= norm_shapes(f"{layer}.output.LayerNorm", hidden)
         if not (self.masked or (self.roberta and self.scores)):
-            shapes |= _product("pooler.dense", hidden, hidden)
+            shapes |= product_shapes("pooler.dense", hidden, hidden)
         shapes = {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
         if self.scores and self.roberta:
-            shapes |= _product("classifier.dense", hidden, hidden)
-            shapes |= _product("classifier.out_proj", hidden, 1)
+            shapes |= product_shapes("classifier.dense", hidden, hidden)
+            shapes |= product_shapes("classifier.out_proj", hidden, 1)
         elif self.scores:
-            shapes |= _product("classifier", hidden, 1)
+            shapes |= product_shapes("classifier", hidden, 1)
         if self.masked:
-            shapes |= _product("cls.predictions.transform.dense", hidden, hidden)
-            shapes |= _norm("cls.predictions.transform", hidden)
+            shapes |= product_shapes("cls.predictions.transform.dense", hidden, hidden)
+            shapes |= norm_shapes("cls.predictions.transform.LayerNorm", hidden)
             shapes["cls.predictions.bias"] = (self.vocab_size,)
             if self.untied:
-                shapes |= _product("cls.predictions.decoder", hidden, self.vocab_size)
+                shapes |= product_shapes("cls.predictions.decoder", hidden, self.vocab_size)
         return shapes
 
 
@@ -175,14 +188,6 @@ class M3Spec(EncoderSpec):
         return {"sparse_linear.pt": product(1), "colbert_linear.pt": product(self.hidden)}
 
 
-def _product(name: str, inner: int, columns: int) -> _Shapes:
-    return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
-
-
-def _norm(name: str, width: int) -> _Shapes:
-    return {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
-
-
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and deviation that show a mistake: norms and biases are far from trivial."""
     if "LayerNorm" in name:
@@ -195,16 +200,6 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     if name.startswith("classifier") and shape[0] == 1:  # logits of pairs deviate by more than 1
         gain = 8.0
     return 0.0, gain / math.sqrt(shape[1])
-
-
-def _of_logits(name: str, hidden: int, mean: float, deviation: float) -> tuple[float, float]:
-    """Return mean and deviation by which one in forty logits is above 0, and few of them far above."""
-    spread = 0.3
-    if "LayerNorm" in name:
-        return spread * mean, spread * deviation
-    if name.endswith(("predictions.bias", "decoder.bias")):
-        mean = -2 * spread * _TABLE * math.sqrt(hidden)
-    return mean, deviation
 
 
 ROBERTA: Final[Mapping[str, Any]] = {"roberta": True, "types": 1, "max_positions": 514}

@@ -12,9 +12,9 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.base import OutputKind
 from tessera.models.llama_nemotron_embed.model import Options, read_config
-from tessera_tools.random_checkpoint.spec import Sizes, rope_json
-from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, prompts_json, rope_json
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
+from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
 SENTENCE_TRANSFORMERS_FILE: Final = "config_sentence_transformers.json"
 
@@ -46,7 +46,7 @@ LLAMA3_SCALING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaSpec:
+class LlamaSpec(DecoderSpec):
     """A checkpoint of Llama Nemotron Embed; the defaults make one that runs on any machine.
 
     The vocabulary is ``base_vocab`` byte-pair tokens, ``control_tokens`` tokens that begin with
@@ -56,22 +56,12 @@ class LlamaSpec:
     marks: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
 
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
-    base_vocab: int = 2000
     control_tokens: int = 16
-    max_positions: int = 131072
     rope_theta: float = 500000.0
     rope_key: str = "rope_scaling"
     rope: Mapping[str, Any] | None = field(default_factory=lambda: LLAMA3_SCALING)
     pooling: str | None = "avg"
     dimensions: tuple[int, ...] = ()
-    shards: int = 1
-    text_prefix: str = ""
 
     @property
     def vocab_size(self) -> int:
@@ -90,10 +80,8 @@ class LlamaSpec:
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
         text = read_config(Section.read(directory / CONFIG_FILE), Options(), self.kind)
-        for name, shape in text.shapes().items():
-            mean, deviation = distribution(name, shape)
-            stored = "score.weight" if name == "head.weight" else self.text_prefix + name
-            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
+        stored = {"head.weight": "score.weight", "": self.text_prefix}
+        return random_tensors(text.shapes(), distribution, stored)
 
 
 SMALL: Final[Mapping[str, Any]] = {
@@ -124,15 +112,7 @@ def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
     return {
         "architectures": ["LlamaBidirectionalModel"],
         "model_type": "llama_bidirec",
-        "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers,
-        "intermediate_size": spec.intermediate,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "max_position_embeddings": spec.max_positions,
+        **spec.decoder_json(1e-5),
         "vocab_size": spec.vocab_size,
         "tie_word_embeddings": True,
         "attention_bias": False,
@@ -144,11 +124,7 @@ def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
 
 def sentence_transformers_json() -> dict[str, Any]:
     """``config_sentence_transformers.json``."""
-    return {
-        "prompts": {"query": "query: ", "document": "passage: "},
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
-    }
+    return prompts_json({"query": "query: ", "document": "passage: "})
 
 
 def tokenizer_json(spec: LlamaSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:
@@ -163,7 +139,8 @@ def tokenizer_json(spec: LlamaSpec, seed: int, sentences: Iterable[str] | None =
         sentences=sentences,
         whole_words=True,
     )
-    written["post_processor"] = _begin_with(_CONTROL[0], spec.base_vocab)
+    begin = _CONTROL[0]
+    written["post_processor"] = template((begin, "A"), (begin, "A", begin, "B"), {begin: spec.base_vocab})
     return written
 
 
@@ -190,7 +167,7 @@ def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     if name.endswith(("embed_tokens.weight", "position_embedding.weight", "probe")):
         return 0.0, 0.5
     gain = 1.0
-    if "patch_embedding" in name:
+    if "patch_embedding" in name or "patch_conv" in name:
         gain = 4.0
     elif "q_proj" in name or "k_proj" in name:
         gain = 1.5
@@ -202,14 +179,3 @@ def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 def _control_names(count: int) -> list[str]:
     reserved = count - len(_CONTROL)
     return [*_CONTROL, *(f"<|reserved_special_token_{3 + index}|>" for index in range(reserved))]
-
-
-def _begin_with(name: str, token_id: int) -> dict[str, Any]:
-    start = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
-    return {
-        "type": "TemplateProcessing",
-        "single": [start, first],
-        "pair": [start, first, start, second],
-        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
-    }

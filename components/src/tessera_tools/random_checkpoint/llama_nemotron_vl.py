@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from tessera.checkpoint.section import CONFIG_FILE
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import OutputKind
 from tessera.models.llama.config import SCORING
@@ -17,16 +16,13 @@ from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera_tools.random_checkpoint.llama import (
     PUBLISHED,
-    SENTENCE_TRANSFORMERS_FILE,
     LlamaSpec,
     backbone_json,
     distribution,
-    sentence_transformers_json,
-    tokenizer_config_json,
-    tokenizer_json,
 )
 from tessera_tools.random_checkpoint.spec import Sizes
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.towers import pooling_head_shapes
+from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
 _IMAGE = (
     "<img>",
@@ -83,26 +79,18 @@ class CheckpointSpec(LlamaSpec):
 
     def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
         """The JSON files by name."""
-        return {
-            CONFIG_FILE: config_json(self, dtype),
-            PROCESSOR_FILE: processor_json(self),
-            TOKENIZER_FILE: tokenizer_json(self, seed),
-            TOKENIZER_CONFIG_FILE: tokenizer_config_json(self),
-            SENTENCE_TRANSFORMERS_FILE: sentence_transformers_json(),
-        }
+        own = {CONFIG_FILE: config_json(self, dtype), PROCESSOR_FILE: processor_json(self)}
+        return LlamaSpec.files(self, dtype, seed) | own
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
-        prefixes = {
-            "vision": self.vision_prefix,
-            "projector": self.projector_prefix,
-            "text": self.text_prefix,
+        stored = {
+            "vision.": self.vision_prefix,
+            "projector.": self.projector_prefix,
+            "text.head.weight": "score.weight",
+            "text.": self.text_prefix,
         }
-        for name, shape in all_shapes(read_config(directory, self.output)).items():
-            part, _, rest = name.partition(".")
-            mean, deviation = distribution(name, shape)
-            stored = "score.weight" if rest == "head.weight" else prefixes[part] + rest
-            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
+        return random_tensors(all_shapes(read_config(directory, self.output)), distribution, stored)
 
 
 _KINDS: Final[Mapping[OutputKind, Mapping[str, Any]]] = {
@@ -233,18 +221,5 @@ def processor_json(spec: CheckpointSpec) -> dict[str, Any]:
 
 def all_shapes(config: ModelConfig) -> Shapes:
     """Every tensor of a checkpoint by canonical name, the encoder's unused pooling head included."""
-    hidden, wide = config.vision.hidden, config.vision.intermediate
-    head: Shapes = {
-        "probe": (1, 1, hidden),
-        "attention.in_proj_weight": (3 * hidden, hidden),
-        "attention.in_proj_bias": (3 * hidden,),
-        "attention.out_proj.weight": (hidden, hidden),
-        "attention.out_proj.bias": (hidden,),
-        "layernorm.weight": (hidden,),
-        "layernorm.bias": (hidden,),
-        "mlp.fc1.weight": (wide, hidden),
-        "mlp.fc1.bias": (wide,),
-        "mlp.fc2.weight": (hidden, wide),
-        "mlp.fc2.bias": (hidden,),
-    }
-    return expected(config) | {f"vision.head.{name}": shape for name, shape in head.items()}
+    vision = config.vision
+    return expected(config) | pooling_head_shapes("vision.head", vision.hidden, vision.intermediate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from tokenizers import normalizers
 
@@ -16,9 +16,9 @@ from tessera.models.ministral3.config import read_text, with_defaults
 from tessera.models.nemotron_3_5_embed.config import SETTINGS_FILE, read_config
 from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, PROCESSOR_FILE
 from tessera_tools.random_checkpoint.llama import distribution
-from tessera_tools.random_checkpoint.spec import Sizes, declared_json
-from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, declared_json
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
+from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
 # Mistral's Tekken.
 _SPLIT: Final = (
@@ -49,7 +49,7 @@ Marks = Literal["none", "bos", "bos and eos"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nemotron3Spec:
+class Nemotron3Spec(DecoderSpec):
     """A checkpoint of Nemotron-3-Embed; the defaults make one that runs on any machine.
 
     The vocabulary is ``base_vocab`` byte-pair tokens and 14 control tokens that begin with ``<unk>``.
@@ -57,21 +57,14 @@ class Nemotron3Spec:
     original context, where scaling shows. ``declares`` says whether ``modules.json`` is there.
     """
 
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
-    base_vocab: int = 2000
     max_positions: int = 262144
     rope: Mapping[str, Any] = field(default_factory=lambda: {**YARN, "original_max_position_embeddings": 64})
     causal: bool = False
     pooling: str | None = "avg"
     marks: Marks = "bos"
     declares: bool = True
-    text_prefix: str = ""
-    shards: int = 1
+
+    prompts: ClassVar[Mapping[str, str]] = {"query": "query: ", "document": "passage: "}
 
     @property
     def vocab_size(self) -> int:
@@ -83,8 +76,7 @@ class Nemotron3Spec:
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""
-        prompts = {"query": "query: ", "document": "passage: "}
-        declared = declared_json("mean_tokens", self.hidden, prompts=prompts) if self.declares else {}
+        declared = declared_json("mean_tokens", self.hidden, prompts=self.prompts) if self.declares else {}
         return {**self._files(dtype, seed), **declared}
 
     def _files(self, dtype: str, seed: int) -> dict[str, Any]:
@@ -110,22 +102,12 @@ class Nemotron3Spec:
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
         text = read_text(with_defaults(Section.read(directory / CONFIG_FILE)), pooling="mean")
-        for name, shape in text.shapes().items():
-            mean, deviation = distribution(name, shape)
-            yield RandomTensor(name=self.text_prefix + name, shape=shape, mean=mean, deviation=deviation)
+        return random_tensors(text.shapes(), distribution, {"": self.text_prefix})
 
     def _decoder(self) -> dict[str, Any]:
         return {
             "model_type": "ministral3",
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "max_position_embeddings": self.max_positions,
+            **self.decoder_json(1e-5),
             "sliding_window": None,
             "vocab_size": self.vocab_size,
             "bos_token_id": self.id_of("<s>"),
@@ -150,23 +132,9 @@ class Nemotron3Spec:
         )
         before = ["<s>"] if self.marks != "none" else []
         behind = ["</s>"] if self.marks == "bos and eos" else []
-        written["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [
-                *map(_special, before),
-                {"Sequence": {"id": "A", "type_id": 0}},
-                *map(_special, behind),
-            ],
-            "pair": [{"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B")],
-            "special_tokens": {
-                name: {"id": name, "ids": [self.id_of(name)], "tokens": [name]} for name in (*before, *behind)
-            },
-        }
+        added = {name: self.id_of(name) for name in (*before, *behind)}
+        written["post_processor"] = template((*before, "A", *behind), ("A", "B"), added)
         return written
-
-
-def _special(name: str) -> dict[str, Any]:
-    return {"SpecialToken": {"id": name, "type_id": 0}}
 
 
 # Like that of NVIDIA's training code: images before the text, system message as its prefix, and a mark behind
@@ -201,10 +169,10 @@ class Nemotron35Spec(Nemotron3Spec):
     projector_bias: bool = False
     nested_processor: bool = False
 
+    prompts: ClassVar[Mapping[str, str]] = {"query": "query:", "document": "passage:"}
+
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        prompts = {"query": "query:", "document": "passage:"}
-        declared = declared_json("mean_tokens", self.hidden, prompts=prompts) if self.declares else {}
-        files = {**self._files(dtype, seed), **declared}
+        files = Nemotron3Spec.files(self, dtype, seed)
         files[CONFIG_FILE] = {
             "architectures": ["Mistral3Model"],
             "model_type": "mistral3",
@@ -256,16 +224,13 @@ class Nemotron35Spec(Nemotron3Spec):
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         config = read_config(directory, read_declared(directory), pooling="avg", longest_edge=0)
-        prefixes = {
+        stored = {
             "vision.projector.": "multi_modal_projector.",
             "vision.": "vision_tower.",
             "text.": self.text_prefix,
         }
-        for name, shape in (config.vision.shapes() | config.text.shapes("text.")).items():
-            prefix = next(each for each in prefixes if name.startswith(each))
-            mean, deviation = distribution("patch_embedding" if "patch_conv" in name else name, shape)
-            stored = prefixes[prefix] + name.removeprefix(prefix)
-            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
+        shapes = config.vision.shapes() | config.text.shapes("text.")
+        return random_tensors(shapes, distribution, stored)
 
     def _normalizer(self) -> normalizers.Normalizer:
         return normalizers.Sequence(

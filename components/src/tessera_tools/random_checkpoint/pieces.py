@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from tessera_tools.random_checkpoint.tokenizer import ENDINGS, STEMS
+from tessera_tools.random_checkpoint.tokenizer import ENDINGS, STEMS, added_tokens
 
 BERT: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -29,7 +29,7 @@ def word_piece(size: int) -> dict[str, Any]:
             "pad_type_id": 0,
             "pad_token": "[PAD]",
         },
-        "added_tokens": _added({name: vocab[name] for name in BERT}),
+        "added_tokens": added_tokens({name: vocab[name] for name in BERT}),
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
@@ -66,7 +66,7 @@ def unigram(size: int) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(ids),
+        "added_tokens": added_tokens(ids, mask=ROBERTA[-1]),
         "normalizer": {"type": "NFKC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "post_processor": {
@@ -109,18 +109,3 @@ def _numbered(pieces: Iterator[str], size: int) -> dict[str, int]:
             return ids
         ids.setdefault(piece, len(ids))
     raise AssertionError("fillers have no end")
-
-
-def _added(ids: dict[str, int]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": number,
-            "content": name,
-            "single_word": False,
-            "lstrip": name == ROBERTA[-1],
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for name, number in ids.items()
-    ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from tokenizers import normalizers
 
@@ -25,9 +25,9 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import expected as vl_shapes
 from tessera.models.qwen3_vl_rerank.model import read_config as read_vl_rerank_config
-from tessera_tools.random_checkpoint.spec import Sizes, declared_json, rope_json
-from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, declared_json, modules_json, rope_json
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
+from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -43,7 +43,7 @@ _CONTROL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Spec:
+class Qwen3Spec(DecoderSpec):
     """A checkpoint of Qwen3-Embedding; the defaults make one that runs on any machine.
 
     The vocabulary is ``base_vocab`` byte-pair tokens, 26 control tokens that begin with ``<|endoftext|>``,
@@ -51,25 +51,22 @@ class Qwen3Spec:
     ``<|endoftext|>``.
     """
 
-    hidden: int = 128
     layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
-    base_vocab: int = 2000
     vocab_size: int = 2048
     max_positions: int = 32768
     theta: float = 1_000_000.0
     rope_key: str = "rope_scaling"
     appends_end: bool = True
     text_prefix: str = "model."
-    shards: int = 1
+
+    prompts: ClassVar[Mapping[str, str]] = {
+        "query": f"Instruct: {DEFAULT_TASK}\nQuery:",
+        "document": "",
+    }
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""
-        prompts = {"query": f"Instruct: {DEFAULT_TASK}\nQuery:", "document": ""}
-        declared = declared_json("lasttoken", self.hidden, prompts=prompts)
+        declared = declared_json("lasttoken", self.hidden, prompts=self.prompts)
         return {**self._files(dtype, seed), **declared}
 
     def _files(self, dtype: str, seed: int) -> dict[str, Any]:
@@ -98,23 +95,19 @@ class Qwen3Spec:
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order."""
         config = read_config(Section.read(directory / CONFIG_FILE))
-        return _tensors(config.shapes("text."), {"text": self.text_prefix})
+        return _tensors(config.shapes("text."), self._stored())
+
+    def _stored(self) -> dict[str, str]:
+        """What stands in the files at the beginnings of canonical names."""
+        return {"text.": self.text_prefix}
 
     def _rope(self) -> dict[str, Any] | None:
         return None
 
     def _decoder(self) -> dict[str, Any]:
         return {
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": 1e-6,
-            "hidden_act": "silu",
+            **self.decoder_json(1e-6),
             "attention_bias": False,
-            "max_position_embeddings": self.max_positions,
             "vocab_size": self.vocab_size,
             "bos_token_id": self.base_vocab,
             "eos_token_id": self.base_vocab + 2,
@@ -154,7 +147,7 @@ class Qwen3RerankSpec(Qwen3Spec):
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         text = read_rerank_config(Section.read(directory / CONFIG_FILE))
-        yield from _with_head(self, text.shapes("text."), {"text": self.text_prefix})
+        return _with_head(self, text.shapes("text."))
 
 
 def _with_answers(model: dict[str, Any]) -> dict[str, int]:
@@ -184,9 +177,7 @@ class Qwen3VLSpec(Qwen3Spec):
     deepstack: tuple[int, ...] = (0, 1, 2)
     max_trained_pixels: int = 1_310_720
 
-    def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        declared = declared_json("lasttoken", self.hidden, prompts={})
-        return {**self._files(dtype, seed), **declared}
+    prompts: ClassVar[Mapping[str, str]] = {}
 
     def _files(self, dtype: str, seed: int) -> dict[str, Any]:
         files = Qwen3Spec._files(self, dtype, seed)
@@ -228,9 +219,10 @@ class Qwen3VLSpec(Qwen3Spec):
         return files
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        return _tensors(
-            vl_shapes(self._read(directory)), {"text": self.text_prefix, "vision": self.vision_prefix}
-        )
+        return _tensors(vl_shapes(self._read(directory)), self._stored())
+
+    def _stored(self) -> dict[str, str]:
+        return {"text.": self.text_prefix, "vision.": self.vision_prefix}
 
     def _read(self, directory: Path) -> ModelConfig:
         return read_vl_config(directory)
@@ -285,8 +277,7 @@ class Qwen3VLRerankSpec(Qwen3VLSpec):
         return files | _score_files(self, files, classifier="Qwen3VLForSequenceClassification")
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        prefixes = {"text": self.text_prefix, "vision": self.vision_prefix}
-        return _with_head(self, vl_shapes(read_vl_rerank_config(directory)), prefixes)
+        return _with_head(self, vl_shapes(read_vl_rerank_config(directory)))
 
 
 # The turns of Qwen3-VL; tools, videos and thoughts have no part in them.
@@ -329,11 +320,9 @@ class NemotronColEmbedSpec(Qwen3VLSpec):
         return files
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        prefixes = {"text": self.text_prefix, "vision": self.vision_prefix}
         shapes = vl_shapes(self._read(directory)) | {"text.norm.weight": (self.hidden,)}
-        yield from _tensors(shapes, prefixes)
-        shape = (self.vocab_size, self.hidden)
-        yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
+        yield from _tensors(shapes, self._stored())
+        yield _head("lm_head.weight", self.vocab_size, self.hidden)
 
     def _read(self, directory: Path) -> ModelConfig:
         return read_colembed_config(directory)
@@ -410,47 +399,37 @@ def _score_files(
         return {}
     kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
     return {
-        "modules.json": [
-            {"idx": at, "name": f"{at}", "path": path, "type": f"sentence_transformers.{kind}"}
-            for at, (path, kind) in enumerate(zip(("", "1_LogitScore"), kinds, strict=True))
-        ],
+        "modules.json": modules_json(f"sentence_transformers.{kind}" for kind in kinds),
         "1_LogitScore/config.json": answers,
         "sentence_bert_config.json": {"transformer_task": "text-generation"},
         "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
     }
 
 
-def _with_head(
-    spec: Qwen3RerankSpec | Qwen3VLRerankSpec, shapes: Shapes, prefixes: Mapping[str, str]
-) -> Iterator[RandomTensor]:
-    yield from _tensors({name: shape for name, shape in shapes.items() if ".head." not in name}, prefixes)
+def _with_head(spec: Qwen3RerankSpec | Qwen3VLRerankSpec, shapes: Shapes) -> Iterator[RandomTensor]:
+    body = {name: shape for name, shape in shapes.items() if ".head." not in name}
+    yield from _tensors(body, spec._stored())
     if spec.layout == "classifier":
-        yield RandomTensor(name="score.weight", shape=(1, spec.hidden), mean=0.0, deviation=0.5)
+        yield _head("score.weight", 1, spec.hidden)
     elif not spec.tied:
-        shape = (spec.vocab_size, spec.hidden)
-        yield RandomTensor(name="lm_head.weight", shape=shape, mean=0.0, deviation=0.5)
+        yield _head("lm_head.weight", spec.vocab_size, spec.hidden)
+
+
+def _head(name: str, rows: int, hidden: int) -> RandomTensor:
+    return RandomTensor(name=name, shape=(rows, hidden), mean=0.0, deviation=0.5)
 
 
 def _post_processor(end: int, *, appends_end: bool) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     if not appends_end:
         return byte_level
-    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
-    last = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
-    template = {
-        "type": "TemplateProcessing",
-        "single": [first, last],
-        "pair": [first, last, second, last],
-        "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [end], "tokens": [END_OF_TEXT]}},
-    }
-    return {"type": "Sequence", "processors": [byte_level, template]}
+    last = END_OF_TEXT
+    appending = template(("A", last), ("A", last, "B", last), {last: end})
+    return {"type": "Sequence", "processors": [byte_level, appending]}
 
 
-def _tensors(shapes: Shapes, prefixes: Mapping[str, str]) -> Iterator[RandomTensor]:
-    for name, shape in sorted(shapes.items()):  # as the published files have them
-        part, _, rest = name.partition(".")
-        mean, deviation = _distribution(rest, shape)
-        yield RandomTensor(name=prefixes[part] + rest, shape=shape, mean=mean, deviation=deviation)
+def _tensors(shapes: Shapes, stored: Mapping[str, str]) -> Iterator[RandomTensor]:
+    return random_tensors(dict(sorted(shapes.items())), _distribution, stored)  # in the published order
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:

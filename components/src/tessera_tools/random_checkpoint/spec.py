@@ -61,17 +61,13 @@ def declared_json(
     """The files by which ``sentence-transformers`` makes a vector: pooling, and what follows."""
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     return {
-        MODULES_FILE: _modules("sentence_transformers.models", names),
+        MODULES_FILE: modules_json(f"sentence_transformers.models.{name}" for name in names),
         "1_Pooling/config.json": {
             "word_embedding_dimension": hidden,
             f"pooling_mode_{pooling}": True,
             "include_prompt": True,
         },
-        PROMPTS_FILE: {
-            "prompts": dict(prompts),
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-        },
+        PROMPTS_FILE: prompts_json(prompts),
     }
 
 
@@ -79,32 +75,68 @@ def splade_json(vocab_size: int, *, prompts: Mapping[str, str]) -> dict[str, Any
     """The files by which ``sentence-transformers`` makes weights of a vocabulary's logits."""
     package = "sentence_transformers.sparse_encoder.models"
     return {
-        MODULES_FILE: _modules(package, ["MLMTransformer", "SpladePooling"]),
+        MODULES_FILE: modules_json([f"{package}.MLMTransformer", f"{package}.SpladePooling"]),
         "1_SpladePooling/config.json": {
             "pooling_strategy": "max",
             "activation_function": "relu",
             "word_embedding_dimension": vocab_size,
         },
-        PROMPTS_FILE: {
-            "model_type": "SparseEncoder",
-            "prompts": {"query": "", "document": "", **prompts},
-            "default_prompt_name": None,
-            "similarity_fn_name": "dot",
-        },
+        PROMPTS_FILE: prompts_json(
+            {"query": "", "document": "", **prompts}, similarity="dot", model_type="SparseEncoder"
+        ),
     }
 
 
-def _modules(package: str, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return ``modules.json`` of these classes, the first of which is in the directory itself."""
+def modules_json(types: Iterable[str]) -> list[dict[str, Any]]:
+    """``modules.json`` of these classes, the first of which is in the directory itself."""
     return [
         {
             "idx": place,
             "name": str(place),
-            "path": f"{place}_{name}" if place else "",
-            "type": f"{package}.{name}",
+            "path": f"{place}_{type_.rpartition('.')[2]}" if place else "",
+            "type": type_,
         }
-        for place, name in enumerate(names)
+        for place, type_ in enumerate(types)
     ]
+
+
+def prompts_json(prompts: Mapping[str, str], *, similarity: str = "cosine", **own: Any) -> dict[str, Any]:
+    """``config_sentence_transformers.json``, with further keys of some kinds of models."""
+    return {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": similarity, **own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """What checkpoints of decoders have in common; the defaults make one that runs on any machine.
+
+    ``base_vocab`` are the byte-pair tokens of the vocabulary, and ``text_prefix`` stands before the names of
+    the decoder's tensors.
+    """
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 256
+    base_vocab: int = 2000
+    max_positions: int = 131072
+    text_prefix: str = ""
+    shards: int = 1
+
+    def decoder_json(self, eps: float) -> dict[str, Any]:
+        """What ``config.json`` says of the sizes, with the ``eps`` of the norms."""
+        return {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": eps,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_positions,
+        }
 
 
 def rope_json(key: str, theta: float, rope: Mapping[str, Any] | None) -> dict[str, Any]:

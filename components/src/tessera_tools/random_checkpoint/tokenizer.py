@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -66,19 +66,40 @@ def byte_level_bpe(
     tokenizer.train_from_iterator(sentences or _sentences(random.Random(seed)), trainer)
     written: dict[str, Any] = json.loads(tokenizer.to_str())
     _fill_vocabulary(written["model"], size)
-    written["added_tokens"] = [
+    written["added_tokens"] = added_tokens({name: size + place for place, name in enumerate(control)})
+    return written
+
+
+def added_tokens(ids: Mapping[str, int], *, mask: str | None = None) -> list[dict[str, Any]]:
+    """``added_tokens`` of ``tokenizer.json``; the ``mask`` takes the space before it."""
+    return [
         {
-            "id": size + position,
+            "id": number,
             "content": name,
             "single_word": False,
-            "lstrip": False,
+            "lstrip": name == mask,
             "rstrip": False,
             "normalized": False,
             "special": True,
         }
-        for position, name in enumerate(control)
+        for name, number in ids.items()
     ]
-    return written
+
+
+def template(single: Sequence[str], pair: Sequence[str], ids: Mapping[str, int]) -> dict[str, Any]:
+    """The post-processor that puts special tokens around texts, which are called ``A`` and ``B``."""
+
+    def piece(name: str) -> dict[str, Any]:
+        return {"Sequence" if name in ("A", "B") else "SpecialToken": {"id": name, "type_id": 0}}
+
+    return {
+        "type": "TemplateProcessing",
+        "single": list(map(piece, single)),
+        "pair": list(map(piece, pair)),
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()
+        },
+    }
 
 
 def _fill_vocabulary(model: dict[str, Any], size: int) -> None:

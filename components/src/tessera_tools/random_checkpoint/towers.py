@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -12,13 +12,18 @@ from tokenizers import Regex, normalizers
 
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.weights import Shapes
 from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, PROCESSOR_FILE
 from tessera_tools.random_checkpoint.pieces import ROBERTA, unigram
 from tessera_tools.random_checkpoint.spec import Sizes
-from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera_tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
+from tessera_tools.random_checkpoint.weights import (
+    RandomTensor,
+    norm_shapes,
+    product_shapes,
+    random_tensors,
+)
 
-_Shapes = dict[str, tuple[int, ...]]
 _SPLIT: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 
 
@@ -42,16 +47,20 @@ class Tower:
             "layer_norm_eps": eps,
         }
 
-    def shapes(self, part: str) -> _Shapes:
+    def shapes(self, part: str) -> Shapes:
         """Its layers' tensors below ``part``."""
         hidden, wide = self.hidden, self.intermediate
-        shapes: _Shapes = {}
+        shapes: Shapes = {}
         for number in range(self.layers):
             layer = f"{part}.encoder.layers.{number}"
             for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                shapes |= _product(f"{layer}.self_attn.{name}", hidden, hidden)
-            shapes |= _norm(f"{layer}.layer_norm1", hidden) | _norm(f"{layer}.layer_norm2", hidden)
-            shapes |= _product(f"{layer}.mlp.fc1", hidden, wide) | _product(f"{layer}.mlp.fc2", wide, hidden)
+                shapes |= product_shapes(f"{layer}.self_attn.{name}", hidden, hidden)
+            shapes |= norm_shapes(f"{layer}.layer_norm1", hidden) | norm_shapes(
+                f"{layer}.layer_norm2", hidden
+            )
+            shapes |= product_shapes(f"{layer}.mlp.fc1", hidden, wide) | product_shapes(
+                f"{layer}.mlp.fc2", wide, hidden
+            )
         return shapes
 
 
@@ -80,43 +89,23 @@ class TowersSpec:
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""
-        return {
-            CONFIG_FILE: {
-                "architectures": [self.architecture],
-                "model_type": self.model_type,
-                "torch_dtype": dtype,
-                **self.config(),
-            },
-            TOKENIZER_FILE: self.tokenizer(seed),
-            TOKENIZER_CONFIG_FILE: self.tokenizer_config(),
-            PROCESSOR_FILE: self.processor(),
-        }
+        raise NotImplementedError
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order."""
-        for name, shape in self.shapes().items():
-            mean, deviation = _distribution(name, shape)
-            yield RandomTensor(name=name, shape=shape, mean=mean, deviation=deviation)
+        return random_tensors(self.shapes(), _distribution)
 
-    def config(self) -> dict[str, Any]:
-        """``config.json`` without the names of the model."""
-        raise NotImplementedError
-
-    def tokenizer(self, seed: int) -> dict[str, Any]:
-        """``tokenizer.json``."""
-        raise NotImplementedError
-
-    def tokenizer_config(self) -> dict[str, Any]:
-        """``tokenizer_config.json``."""
-        raise NotImplementedError
-
-    def processor(self) -> dict[str, Any]:
-        """``preprocessor_config.json``."""
-        raise NotImplementedError
-
-    def shapes(self) -> _Shapes:
+    def shapes(self) -> Shapes:
         """Every stored tensor."""
         raise NotImplementedError
+
+    def named(self, dtype: str) -> dict[str, Any]:
+        """What ``config.json`` says of the model as a whole."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "torch_dtype": dtype,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,31 +122,55 @@ class ClipSpec(TowersSpec):
     architecture: ClassVar[str] = "CLIPModel"
     marks: ClassVar[tuple[str, ...]] = ("<|startoftext|>", "<|endoftext|>")
 
-    def config(self) -> dict[str, Any]:
-        first = self.vocab_size - 2
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        """The JSON files by name."""
+        first, last = self.marks
+        first_id = self.vocab_size - 2
         return {
-            "projection_dim": self.width,
-            "logit_scale_init_value": 2.6592,
-            "text_config": {
-                "model_type": "clip_text_model",
-                "vocab_size": self.vocab_size,
-                "max_position_embeddings": 77,
-                "bos_token_id": first,
-                "eos_token_id": first + 1 if self.end is None else self.end,
-                "pad_token_id": 1,
+            CONFIG_FILE: {
+                **self.named(dtype),
                 "projection_dim": self.width,
-                **self.text.config(self.activation, 1e-5),
+                "logit_scale_init_value": 2.6592,
+                "text_config": {
+                    "model_type": "clip_text_model",
+                    "vocab_size": self.vocab_size,
+                    "max_position_embeddings": 77,
+                    "bos_token_id": first_id,
+                    "eos_token_id": first_id + 1 if self.end is None else self.end,
+                    "pad_token_id": 1,
+                    "projection_dim": self.width,
+                    **self.text.config(self.activation, 1e-5),
+                },
+                "vision_config": {
+                    "model_type": "clip_vision_model",
+                    "image_size": self.image_size,
+                    "patch_size": self.patch_size,
+                    "projection_dim": self.width,
+                    **self.vision.config(self.activation, 1e-5),
+                },
             },
-            "vision_config": {
-                "model_type": "clip_vision_model",
-                "image_size": self.image_size,
-                "patch_size": self.patch_size,
-                "projection_dim": self.width,
-                **self.vision.config(self.activation, 1e-5),
+            TOKENIZER_FILE: self._tokenizer(seed),
+            TOKENIZER_CONFIG_FILE: {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": first,
+                "eos_token": last,
+                "pad_token": last,
+                "unk_token": last,
+                "model_max_length": 77,
             },
+            PROCESSOR_FILE: _processor(
+                "CLIPImageProcessor",
+                CLIP_MEAN,
+                CLIP_STD,
+                size={"shortest_edge": self.image_size},
+                do_center_crop=True,
+                crop_size={"height": self.image_size, "width": self.image_size},
+                resample=3,
+                do_convert_rgb=True,
+            ),
         }
 
-    def tokenizer(self, seed: int) -> dict[str, Any]:
+    def _tokenizer(self, seed: int) -> dict[str, Any]:
         first, last = self.marks
         steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
         size = self.vocab_size - len(self.marks)
@@ -177,34 +190,7 @@ class ClipSpec(TowersSpec):
         }
         return written
 
-    def tokenizer_config(self) -> dict[str, Any]:
-        first, last = self.marks
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": first,
-            "eos_token": last,
-            "pad_token": last,
-            "unk_token": last,
-            "model_max_length": 77,
-        }
-
-    def processor(self) -> dict[str, Any]:
-        return {
-            "image_processor_type": "CLIPImageProcessor",
-            "do_resize": True,
-            "size": {"shortest_edge": self.image_size},
-            "do_center_crop": True,
-            "crop_size": {"height": self.image_size, "width": self.image_size},
-            "resample": 3,
-            "do_convert_rgb": True,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(CLIP_MEAN),
-            "image_std": list(CLIP_STD),
-        }
-
-    def shapes(self) -> _Shapes:
+    def shapes(self) -> Shapes:
         text, vision = self.text.hidden, self.vision.hidden
         patches = (self.image_size // self.patch_size) ** 2
         return {
@@ -212,24 +198,43 @@ class ClipSpec(TowersSpec):
             "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
             "text_model.embeddings.position_embedding.weight": (77, text),
             **self.text.shapes("text_model"),
-            **_norm("text_model.final_layer_norm", text),
+            **norm_shapes("text_model.final_layer_norm", text),
             "vision_model.embeddings.class_embedding": (vision,),
             "vision_model.embeddings.patch_embedding.weight": (vision, 3, self.patch_size, self.patch_size),
             "vision_model.embeddings.position_embedding.weight": (patches + 1, vision),
-            **_norm("vision_model.pre_layrnorm", vision),
+            **norm_shapes("vision_model.pre_layrnorm", vision),
             **self.vision.shapes("vision_model"),
-            **_norm("vision_model.post_layernorm", vision),
+            **norm_shapes("vision_model.post_layernorm", vision),
             "visual_projection.weight": (self.width, vision),
             "text_projection.weight": (self.width, text),
         }
 
 
-def _product(name: str, inner: int, columns: int) -> _Shapes:
-    return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
+def _processor(kind: str, mean: Sequence[float], deviation: Sequence[float], **own: Any) -> dict[str, Any]:
+    """``preprocessor_config.json`` of a processor that resizes images and normalises them."""
+    return {
+        "image_processor_type": kind,
+        "do_resize": True,
+        **own,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(mean),
+        "image_std": list(deviation),
+    }
 
 
-def _norm(name: str, width: int) -> _Shapes:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+def pooling_head_shapes(part: str, hidden: int, intermediate: int) -> Shapes:
+    """The tensors of SigLIP's pooling head below ``part``: one query attends to all patches."""
+    return {
+        f"{part}.probe": (1, 1, hidden),
+        f"{part}.attention.in_proj_weight": (3 * hidden, hidden),
+        f"{part}.attention.in_proj_bias": (3 * hidden,),
+        **product_shapes(f"{part}.attention.out_proj", hidden, hidden),
+        **norm_shapes(f"{part}.layernorm", hidden),
+        **product_shapes(f"{part}.mlp.fc1", hidden, intermediate),
+        **product_shapes(f"{part}.mlp.fc2", intermediate, hidden),
+    }
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -273,64 +278,55 @@ class SiglipSpec(TowersSpec):
     architecture: ClassVar[str] = "SiglipModel"
     marks: ClassVar[tuple[str, ...]] = ("<pad>", "<eos>", "<bos>", "<unk>")
 
-    def config(self) -> dict[str, Any]:
+    def files(self, dtype: str, seed: int) -> dict[str, Any]:
+        """The JSON files by name."""
+        pad, end = self.marks[:2] if self.bytes_vocabulary else (ROBERTA[1], ROBERTA[2])
         return {
-            "text_config": {
-                "model_type": f"{self.model_type}_text_model",
-                "vocab_size": self.vocab_size,
-                "max_position_embeddings": 64,
-                "projection_size": self.width,
-                **self.text.config(self.activation, 1e-6),
+            CONFIG_FILE: {
+                **self.named(dtype),
+                "text_config": {
+                    "model_type": f"{self.model_type}_text_model",
+                    "vocab_size": self.vocab_size,
+                    "max_position_embeddings": 64,
+                    "projection_size": self.width,
+                    **self.text.config(self.activation, 1e-6),
+                },
+                "vision_config": {
+                    "model_type": f"{self.model_type}_vision_model",
+                    "patch_size": self.patch_size,
+                    **self.positions(),
+                    **self.vision.config(self.activation, 1e-6),
+                },
             },
-            "vision_config": {
-                "model_type": f"{self.model_type}_vision_model",
-                "patch_size": self.patch_size,
-                **self.positions(),
-                **self.vision.config(self.activation, 1e-6),
+            TOKENIZER_FILE: self._tokenizer(seed),
+            TOKENIZER_CONFIG_FILE: {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": end,
+                "pad_token": pad,
+                "model_max_length": 64,
             },
+            PROCESSOR_FILE: self.processor(),
         }
 
     def positions(self) -> dict[str, Any]:
         """What ``config.json`` says of the positions of patches."""
         return {"image_size": self.image_size}
 
-    def tokenizer(self, seed: int) -> dict[str, Any]:
+    def _tokenizer(self, seed: int) -> dict[str, Any]:
         if not self.bytes_vocabulary:
             return unigram(self.vocab_size)
         size = self.vocab_size - len(self.marks)
         written = byte_level_bpe(size=size, split=_SPLIT, control=self.marks, seed=seed)
         end = self.marks[1]
-        written["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {end: {"id": end, "ids": [size + 1], "tokens": [end]}},
-        }
+        written["post_processor"] = template(("A", end), ("A", "B"), {end: size + 1})
         return written
 
-    def tokenizer_config(self) -> dict[str, Any]:
-        pad, end = self.marks[:2] if self.bytes_vocabulary else (ROBERTA[1], ROBERTA[2])
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": end,
-            "pad_token": pad,
-            "model_max_length": 64,
-        }
-
     def processor(self) -> dict[str, Any]:
-        return {
-            "image_processor_type": "SiglipImageProcessor",
-            "do_resize": True,
-            "size": {"height": self.image_size, "width": self.image_size},
-            "resample": self.resample,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(HALF),
-            "image_std": list(HALF),
-        }
+        """``preprocessor_config.json``."""
+        square = {"height": self.image_size, "width": self.image_size}
+        return _processor("SiglipImageProcessor", HALF, HALF, size=square, resample=self.resample)
 
-    def shapes(self) -> _Shapes:
+    def shapes(self) -> Shapes:
         text, vision = self.text.hidden, self.vision.hidden
         side = self.image_size // self.patch_size
         return {
@@ -339,20 +335,14 @@ class SiglipSpec(TowersSpec):
             "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
             "text_model.embeddings.position_embedding.weight": (64, text),
             **self.text.shapes("text_model"),
-            **_norm("text_model.final_layer_norm", text),
-            **_product("text_model.head", text, self.width),
+            **norm_shapes("text_model.final_layer_norm", text),
+            **product_shapes("text_model.head", text, self.width),
             "vision_model.embeddings.patch_embedding.weight": self.patch_shape(),
             "vision_model.embeddings.patch_embedding.bias": (vision,),
             "vision_model.embeddings.position_embedding.weight": (side**2, vision),
             **self.vision.shapes("vision_model"),
-            **_norm("vision_model.post_layernorm", vision),
-            "vision_model.head.probe": (1, 1, vision),
-            "vision_model.head.attention.in_proj_weight": (3 * vision, vision),
-            "vision_model.head.attention.in_proj_bias": (3 * vision,),
-            **_product("vision_model.head.attention.out_proj", vision, vision),
-            **_norm("vision_model.head.layernorm", vision),
-            **_product("vision_model.head.mlp.fc1", vision, self.vision.intermediate),
-            **_product("vision_model.head.mlp.fc2", self.vision.intermediate, vision),
+            **norm_shapes("vision_model.post_layernorm", vision),
+            **pooling_head_shapes("vision_model.head", vision, self.vision.intermediate),
         }
 
     def patch_shape(self) -> tuple[int, ...]:
@@ -389,14 +379,8 @@ class Siglip2Spec(SiglipSpec):
         return {"num_patches": (self.image_size // self.patch_size) ** 2}
 
     def processor(self) -> dict[str, Any]:
-        inherited = super(Siglip2Spec, self).processor()
-        del inherited["size"]
-        return {
-            **inherited,
-            "image_processor_type": "Siglip2ImageProcessor",
-            "patch_size": self.patch_size,
-            "max_num_patches": self.most_patches,
-        }
+        own = {"patch_size": self.patch_size, "max_num_patches": self.most_patches}
+        return _processor("Siglip2ImageProcessor", HALF, HALF, resample=self.resample, **own)
 
     def patch_shape(self) -> tuple[int, ...]:
         return (self.vision.hidden, 3 * self.patch_size**2)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES
-from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE
+from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, Shapes
 from tessera.dtypes import FLOATS, DType, Float32Array, bfloat16_bits
 
 # A prime, so that no row of any matrix lines up with another where the block starts over.
 _BLOCK = 8_388_593
 _CHUNK = 1 << 20
+_AS_NAMED: Final[Mapping[str, str]] = {"": ""}
+
+Distribution = Callable[[str, tuple[int, ...]], tuple[float, float]]
+"""(name, shape) → mean and deviation of a tensor's numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,31 @@ class RandomTensor:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def random_tensors(
+    shapes: Shapes, distribution: Distribution, stored: Mapping[str, str] = _AS_NAMED
+) -> Iterator[RandomTensor]:
+    """Yield a tensor for each of ``shapes``, in their order.
+
+    ``stored`` has beginnings of names, and what stands there in the files; the first that fits counts.
+    """
+    for name, shape in shapes.items():
+        begins = next(each for each in stored if name.startswith(each))
+        mean, deviation = distribution(name, shape)
+        yield RandomTensor(
+            name=stored[begins] + name.removeprefix(begins), shape=shape, mean=mean, deviation=deviation
+        )
+
+
+def product_shapes(name: str, inner: int, columns: int) -> Shapes:
+    """Return the shapes of a product with a bias."""
+    return {f"{name}.weight": (columns, inner), f"{name}.bias": (columns,)}
+
+
+def norm_shapes(name: str, width: int) -> Shapes:
+    """Return the shapes of a LayerNorm."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 def write_weights(

@@ -26,10 +26,10 @@ from tessera.engine.batch import (
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
+from tessera.engine.quantization import loaded
 from tessera.engine.settings import EngineSettings
 from tessera.engine.threads import fewest_rows, one_thread
 from tessera.engine.torch.cuda import CudaText, graph_cost
-from tessera.engine.torch.quantization import loaded
 from tessera.errors import EngineFailed
 from tessera.launched import Launched
 from tessera.models.base import VISION, Model, NamingModule, OutputKind, Outputs, TextModule

@@ -12,10 +12,10 @@ from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, split_im
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
+from tessera.engine.quantization import loaded
 from tessera.engine.settings import EngineSettings
 from tessera.engine.threads import one_thread
 from tessera.engine.torch.cuda import CudaVision, graph_cost
-from tessera.engine.torch.quantization import loaded
 from tessera.launched import Launched
 from tessera.models.base import Model, VisionModule
 

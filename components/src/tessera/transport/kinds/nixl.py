@@ -8,13 +8,12 @@ it tells the producer that the reader has finished.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
 
-from tessera.errors import ConfigError, LeaseExpired
+from tessera.errors import LeaseExpired
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.kinds.nixl_agent import NixlAgent
 from tessera.transport.settings import TransportSettings
@@ -30,30 +29,8 @@ _PAGE: Final = 64 << 10
 _WORDS: Final = 1024
 # Where nobody has chosen.
 _STAGING_MB: Final = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NixlOptions:
-    """``staging_bytes`` bounds the rows a reader has under way; ``timeout_seconds`` bounds one read.
-
-    ``interfaces`` are the network devices to use, separated by commas (``lo``, ``eth0``, ``mlx5_0:1``), for
-    every agent of this process that is made afterwards; empty means all of them. UCX listens on them without
-    authentication.
-    """
-
-    staging_bytes: int
-    timeout_seconds: float = 10.0
-    interfaces: str
-
-    @classmethod
-    def of(cls, settings: TransportSettings) -> NixlOptions:
-        return cls(
-            staging_bytes=(settings.staging_mb or _STAGING_MB) << 20, interfaces=settings.nixl_interfaces
-        )
-
-    def __post_init__(self) -> None:
-        if self.staging_bytes < _PAGE or self.timeout_seconds <= 0:
-            raise ConfigError(f"staging_bytes must be at least {_PAGE} and timeout_seconds positive")
+# What one read may take.
+READ_SECONDS = 10.0
 
 
 class NixlAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,14 +55,18 @@ class _Staging:
 
 
 class NixlTransport(Transport):
-    """Kind ``nixl``."""
+    """Kind ``nixl``.
+
+    UCX listens on the interfaces of the settings (``lo``, ``eth0``, ``mlx5_0:1``) without authentication.
+    They hold for every agent of this process that is made afterwards.
+    """
 
     kind = "nixl"
 
-    def __init__(self, producer: str, slab: Slab | None = None, *, options: NixlOptions) -> None:
+    def __init__(self, producer: str, slab: Slab | None = None, *, settings: TransportSettings) -> None:
         super().__init__(producer, slab)
-        self._options = options
-        self._agent = NixlAgent(producer, interfaces=options.interfaces)
+        self._staging_bytes = (settings.staging_mb or _STAGING_MB) << 20
+        self._agent = NixlAgent(producer, interfaces=settings.nixl_interfaces)
         self._staging: _Staging | None = None
         self._published = False
         if slab is not None:
@@ -110,11 +91,9 @@ class NixlTransport(Transport):
     def connect(self, info: SlabInfo) -> PeerSlab:
         address = decode_address(info, NixlAddress)
         if self._staging is None:
-            self._staging = _Staging(self._agent, self._options.staging_bytes)
+            self._staging = _Staging(self._agent, self._staging_bytes)
         peer = self._agent.add_peer(address.metadata)
-        return NixlSlab(
-            self._agent, peer, info, address, self._staging, timeout=self._options.timeout_seconds
-        )
+        return NixlSlab(self._agent, peer, info, address, self._staging)
 
     def close(self) -> None:
         self._agent.close()
@@ -142,21 +121,13 @@ class NixlSlab(PeerSlab):
     """Reads a registered slab by way of this process's staging memory."""
 
     def __init__(
-        self,
-        agent: NixlAgent,
-        peer: bytes,
-        info: SlabInfo,
-        address: NixlAddress,
-        staging: _Staging,
-        *,
-        timeout: float,
+        self, agent: NixlAgent, peer: bytes, info: SlabInfo, address: NixlAddress, staging: _Staging
     ) -> None:
         super().__init__(info, address.geometry)
         self._agent = agent
         self._peer = peer
         self._address = address
         self._staging = staging
-        self._timeout = timeout
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._geometry.check(handle, self._info)
@@ -165,14 +136,14 @@ class NixlSlab(PeerSlab):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
         staging, address = self._staging, self._address
         nbytes = handle.shape[0] * self._geometry.row_bytes
-        shared = await staging.rows_space.share(-(-nbytes // _PAGE), timeout=self._timeout)
+        shared = await staging.rows_space.share(-(-nbytes // _PAGE), timeout=READ_SECONDS)
         try:
             first = shared.start * _PAGE
             await self._agent.read(
                 self._peer,
                 (staging.rows.data_ptr() + first, nbytes, 0),
                 (address.rows + handle.offset, nbytes, 0),
-                timeout=self._timeout,
+                timeout=READ_SECONDS,
                 memory=shared,
             )
             staged = staging.rows[first : first + nbytes].view(rows.dtype).view(handle.shape)
@@ -195,14 +166,14 @@ class NixlSlab(PeerSlab):
 
     async def _lease_word(self, block: int, message: bytes = b"") -> int:
         staging, address = self._staging, self._address
-        shared = await staging.words_space.share(1, timeout=self._timeout)
+        shared = await staging.words_space.share(1, timeout=READ_SECONDS)
         try:
             await self._agent.read(
                 self._peer,
                 (staging.words.data_ptr() + 8 * shared.start, 8, 0),
                 (address.leases + 8 * block, 8, 0),
                 message=message,
-                timeout=self._timeout,
+                timeout=READ_SECONDS,
                 memory=shared,
             )
             return int(staging.words[shared.start])

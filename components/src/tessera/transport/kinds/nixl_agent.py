@@ -12,7 +12,8 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -67,12 +68,26 @@ class _Transfer:
     given_up: bool = False
 
 
-class NixlAgent:
-    """One agent over the UCX backend. Not thread-safe: every call is made from one event loop.
+@contextmanager
+def _or_unavailable(what: str) -> Iterator[None]:
+    """Raise ``TransportUnavailable`` for anything that NIXL raises: its exceptions have no common base."""
+    try:
+        yield
+    except Exception as error:
+        raise TransportUnavailable(f"{what}: {error}") from error
 
-    NIXL's exceptions have no common base of their own, so anything that its calls raise is taken for
-    one and becomes ``TransportUnavailable``.
-    """
+
+@contextmanager
+def _as_well_as_it_can(what: str, level: int = logging.DEBUG) -> Iterator[None]:
+    """Log anything that NIXL raises, and go on."""
+    try:
+        yield
+    except Exception as error:
+        _log.log(level, "%s: %s", what, error)
+
+
+class NixlAgent:
+    """One agent over the UCX backend. Not thread-safe: every call is made from one event loop."""
 
     def __init__(self, name: str, *, interfaces: str = "") -> None:
         self._nixl = _bindings()
@@ -86,10 +101,8 @@ class NixlAgent:
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         # The name must be unique among all agents that may ever meet.
         self._agent: Any = self._nixl.nixlAgent(f"{name}-{uuid.uuid4().hex}", config)
-        try:
+        with _or_unavailable("NIXL's UCX backend cannot start"):
             self._agent.createBackend("UCX", {})
-        except Exception as error:
-            raise TransportUnavailable(f"NIXL's UCX backend cannot start: {error}") from error
         self._registered: list[Any] = []
         self._running: list[_Transfer] = []
         self._leaving: set[bytes] = set()
@@ -108,10 +121,8 @@ class NixlAgent:
         """Make memory readable, or writable by this agent's own reads, until ``close``."""
         entries = [(address, nbytes, index, "") for address, nbytes, index in ranges]
         descriptors = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, entries)
-        try:
+        with _or_unavailable("NIXL cannot register memory"):
             self._agent.registerMem(descriptors, [])
-        except Exception as error:
-            raise TransportUnavailable(f"NIXL cannot register memory: {error}") from error
         self._registered.append(descriptors)
 
     def metadata(self) -> bytes:
@@ -121,10 +132,8 @@ class NixlAgent:
 
     def add_peer(self, metadata: bytes) -> bytes:
         """The name of the peer that the metadata describes; nothing is sent yet."""
-        try:
+        with _or_unavailable("NIXL does not accept the peer's metadata"):
             name: bytes = self._agent.loadRemoteMD(metadata)
-        except Exception as error:
-            raise TransportUnavailable(f"NIXL does not accept the peer's metadata: {error}") from error
         self._leaving.discard(name)
         return name
 
@@ -135,19 +144,15 @@ class NixlAgent:
 
     def notifications(self) -> list[bytes]:
         """Messages that peers sent since the last call."""
-        try:
-            arrived: dict[Any, list[bytes]] = self._agent.getNotifs({}, [])
-        except Exception as error:
-            _log.warning("NIXL cannot collect notifications: %s", error)
-            return []
+        arrived: dict[Any, list[bytes]] = {}
+        with _as_well_as_it_can("NIXL cannot collect notifications", logging.WARNING):
+            arrived = self._agent.getNotifs({}, [])
         return [message for messages in arrived.values() for message in messages]
 
     def notify(self, peer: bytes, message: bytes) -> None:
         """Send a message on its own, as well as it can be done."""
-        try:
+        with _as_well_as_it_can("NIXL cannot notify a peer"):
             self._agent.genNotif(peer, message)
-        except Exception as error:
-            _log.debug("NIXL cannot notify a peer: %s", error)
 
     async def read(
         self,
@@ -166,7 +171,7 @@ class NixlAgent:
         """
         self.reap()
         nixl = self._nixl
-        try:
+        with _or_unavailable("NIXL cannot read from a peer"):
             handle = self._agent.createXferReq(
                 nixl.NIXL_READ,
                 nixl.nixlXferDList(nixl.DRAM_SEG, [local]),
@@ -175,8 +180,6 @@ class NixlAgent:
                 message,
                 [],
             )
-        except Exception as error:
-            raise TransportUnavailable(f"NIXL cannot read from a peer: {error}") from error
         memory.hold()
         transfer = _Transfer(handle, peer, memory)
         self._running.append(transfer)
@@ -205,10 +208,8 @@ class NixlAgent:
         for peer in list(self._leaving):
             if all(transfer.peer != peer for transfer in self._running):
                 self._leaving.discard(peer)
-                try:
+                with _as_well_as_it_can("NIXL cannot forget a peer"):
                     self._agent.invalidateRemoteMD(peer)
-                except Exception as error:
-                    _log.debug("NIXL cannot forget a peer: %s", error)
 
     def _give_up(self, transfer: _Transfer) -> None:
         # UCX cannot call a read back: the memory stays lent until the read is over.
@@ -235,10 +236,8 @@ class NixlAgent:
             self._finish(transfer)
         self.reap()
         for descriptors in self._registered:
-            try:
+            with _as_well_as_it_can("NIXL cannot deregister memory", logging.WARNING):
                 self._agent.deregisterMem(descriptors, [])
-            except Exception as error:
-                _log.warning("NIXL cannot deregister memory: %s", error)
         self._registered.clear()
         # The backend ends with the last reference to the agent.
         self._agent = None
@@ -263,8 +262,6 @@ class NixlAgent:
         if transfer not in self._running:
             return
         self._running.remove(transfer)
-        try:
+        with _as_well_as_it_can("NIXL cannot release a read"):
             self._agent.releaseXferReq(transfer.handle)
-        except Exception as error:
-            _log.debug("NIXL cannot release a read: %s", error)
         transfer.memory.drop()

@@ -10,9 +10,10 @@ from tessera.errors import ConfigError
 from tessera.transport.base import KINDS, Transport
 from tessera.transport.kinds.cuda_ipc import CudaIpcTransport
 from tessera.transport.kinds.inline import InlineTransport
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl import NixlTransport
 from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.kinds.shm import ShmTransport
+from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.slab import Slab
 
 
@@ -49,8 +50,8 @@ FROM_HOST_MEMORY: Final = frozenset((ShmTransport.kind, NixlTransport.kind))
 """The kinds whose readers copy a slab out of host memory, wherever it lies itself."""
 
 
-def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions) -> Transport:
+def make_transport(kind: str, name: str, slab: Slab | None, settings: TransportSettings) -> Transport:
     """A transport of ``kind`` for the process called ``name``; with a slab it can publish."""
     if kind == NixlTransport.kind:
-        return NixlTransport(name, slab, options=nixl)
+        return NixlTransport(name, slab, settings=settings)
     return {made.kind: made for made in (CudaIpcTransport, ShmTransport, InlineTransport)}[kind](name, slab)

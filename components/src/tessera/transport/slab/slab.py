@@ -290,14 +290,6 @@ class Slab:
             self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in _TORCH.items():
-        if known == dtype:
-            return name
-    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(FLOATS)}")
-
-
 def destination(handle: Handle, into: Destination) -> torch.Tensor:
     """Make the tensor that a handle's rows are copied to; ``HandOffError`` unless they fill it exactly."""
     dtype, shape = _TORCH[handle.dtype], handle.shape
