@@ -90,7 +90,7 @@ class ScoreOptions(Options, kw_only=True):
         if self.use_activation is None:
             return bool(self.raw_scores)
         if self.raw_scores is self.use_activation:
-            raise InvalidInput("use_activation: contradicts raw_scores", param="use_activation")
+            raise InvalidInput.at("use_activation", "contradicts raw_scores")
         return not self.use_activation
 
 

@@ -221,7 +221,7 @@ def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> lis
 
 
 def _too_many(param: str, limits: RequestLimits) -> InvalidInput:
-    return InvalidInput(f"{param}: a request may have {limits.inputs} chunks, and here are more", param=param)
+    return InvalidInput.at(param, f"a request may have {limits.inputs} chunks, and here are more")
 
 
 def write_contextualized(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:

@@ -88,15 +88,14 @@ def read_call(
         param = f"inputs[{index}]"
         name, datatype, shape, own, given = _input(value, param)
         if name in inputs or name in shared:
-            raise InvalidInput(f"{param}: the input {name[:80]!r} comes twice", param=param)
+            raise InvalidInput.at(param, f"the input {name[:80]!r} comes twice")
         if REGION in own:
             shared[name] = Shared(datatype=datatype, shape=shape, parameters=own)
         elif (size := own.get("binary_data_size")) is not None:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - at:
-                raise InvalidInput(
-                    f"{param}.parameters.binary_data_size: expected 0 to {len(binary) - at}, the bytes that "
-                    "are there",
-                    param=f"{param}.parameters.binary_data_size",
+                raise InvalidInput.at(
+                    f"{param}.parameters.binary_data_size",
+                    f"expected 0 to {len(binary) - at}, the bytes that are there",
                 )
             inputs[name] = of_raw(name, datatype, shape, binary[at : at + size])
             at += size
@@ -389,4 +388,4 @@ def _handle(value: Json) -> bytes:
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError:
-        raise InvalidInput("raw_handle.b64: expected base64", param="raw_handle.b64") from None
+        raise InvalidInput.at("raw_handle.b64", "expected base64") from None

@@ -266,10 +266,8 @@ class Router:
         tiles = values if values.ndim > len(model.vision.unit_shape) else values[None]
         count, rest = divmod(found, each)
         if rest or count > len(tiles):
-            raise InvalidInput(
-                f"{param}: found {found} image tokens in the row, and its {len(tiles)} tile(s)"
-                f" take {each} each",
-                param=param,
+            raise InvalidInput.at(
+                param, f"found {found} image tokens in the row, and its {len(tiles)} tile(s) take {each} each"
             )
         return (PixelSource(values=tiles[:count], param=param),)
 
@@ -420,9 +418,8 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
     if mask is None:
         return list(values)
     if mask.shape != ids.shape:
-        raise InvalidInput(
-            f"attention_mask: expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}",
-            param="attention_mask",
+        raise InvalidInput.at(
+            "attention_mask", f"expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}"
         )
     found: list[npt.NDArray[np.int64]] = []
     for index, (row, keep) in enumerate(zip(values, mask.values, strict=True)):
@@ -436,8 +433,8 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
         if int(ones.min()) != 1 or int(ones.max()) != 1:
             param = f"attention_mask[{index}]"
             if count == end - first:
-                raise InvalidInput(f"{param}: expected 0 or 1 in all places", param=param)
-            raise InvalidInput(f"{param}: expected ones in one run", param=param)
+                raise InvalidInput.at(param, "expected 0 or 1 in all places")
+            raise InvalidInput.at(param, "expected ones in one run")
         found.append(row[first:end])
     return found
 
@@ -479,21 +476,21 @@ class Texts:
     def read(self, call: Call) -> Work:
         columns = {name: list(tensor.values.ravel()) for name, tensor in call.inputs.items()}
         if not columns.keys() & {"text", "image"}:
-            raise InvalidInput("text: neither text nor image is given", param="text")
+            raise InvalidInput.at("text", "neither text nor image is given")
         counts = {name: len(found) for name, found in columns.items()}
         rows = max(counts.values())
         if len(set(counts.values())) > 1:
             name = min(counts, key=lambda each: counts[each])
-            raise InvalidInput(f"{name}: expected {rows} rows, found {counts[name]}", param=name)
+            raise InvalidInput.at(name, f"expected {rows} rows, found {counts[name]}")
         if call.text("embedding_type") not in (None, "float"):
-            raise InvalidInput("embedding_type: vectors are float alone here", param="embedding_type")
+            raise InvalidInput.at("embedding_type", "vectors are float alone here")
         asked = call.text("input_type")
         roles = {None: None, "query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
         if asked not in roles:
-            raise InvalidInput("input_type: expected query or passage", param="input_type")
+            raise InvalidInput.at("input_type", "expected query or passage")
         truncate = call.text("truncate") or Truncate.NONE
         if truncate not in tuple(Truncate):
-            raise InvalidInput("truncate: expected NONE, START or END", param="truncate")
+            raise InvalidInput.at("truncate", "expected NONE, START or END")
         builder = InputBuilder(role=roles[asked], limits=self.served.served.limits)
         inputs = tuple(_entry(builder, columns, index, by_default=asked is None) for index in range(rows))
         request = EmbeddingsRequest(
@@ -535,9 +532,7 @@ def _entry(builder: InputBuilder, columns: dict[str, list[bytes]], index: int, *
         return found
     said = _decoded(columns["modality"][index], f"modality[{index}]")
     if said not in tuple(Modality):
-        raise InvalidInput(
-            f"modality[{index}]: expected one of {', '.join(Modality)}", param=f"modality[{index}]"
-        )
+        raise InvalidInput.at(f"modality[{index}]", f"expected one of {', '.join(Modality)}")
     return check_modality(found, Modality(said))
 
 
@@ -553,14 +548,14 @@ def _decoded(data: bytes, param: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidInput(f"{param}: the bytes are no text in UTF-8", param=param) from None
+        raise InvalidInput.at(param, "the bytes are no text in UTF-8") from None
 
 
 def priority_of(call: Call) -> int:
     """Ours of Triton's: 0 where none is said or 0, the default; 1 is more urgent than that."""
     asked = call.whole("priority") or 0
     if not 0 <= asked <= _INT64:
-        raise InvalidInput("priority: expected 0 or more", param="priority")
+        raise InvalidInput.at("priority", "expected 0 or more")
     return asked - _DEFAULT_PRIORITY if asked else 0
 
 
@@ -570,30 +565,26 @@ def check_inputs(offer: Offer, call: Call) -> int:
     for name in call.inputs:
         if name not in specs:
             said = clip(name)
-            raise InvalidInput(f"{said}: {offer.name} has no such input, only {', '.join(specs)}", param=said)
+            raise InvalidInput.at(said, f"{offer.name} has no such input, only {', '.join(specs)}")
     rows = -1
     for spec in specs.values():
         tensor = call.inputs.get(spec.name)
         if tensor is None:
             if not spec.optional:
-                raise InvalidInput(f"{spec.name}: the input is missing", param=spec.name)
+                raise InvalidInput.at(spec.name, "the input is missing")
             continue
         _check(spec, tensor)
         if rows >= 0 and tensor.shape[0] != rows:
-            raise InvalidInput(f"{spec.name}: expected {rows} rows, found {tensor.shape[0]}", param=spec.name)
+            raise InvalidInput.at(spec.name, f"expected {rows} rows, found {tensor.shape[0]}")
         rows = tensor.shape[0]
         if not 0 < rows <= offer.most_rows:
-            raise InvalidInput(
-                f"{spec.name}: a call has 1 to {offer.most_rows} rows, found {rows}", param=spec.name
-            )
+            raise InvalidInput.at(spec.name, f"a call has 1 to {offer.most_rows} rows, found {rows}")
     return rows
 
 
 def _check(spec: Spec, tensor: Tensor) -> None:
     if tensor.datatype not in spec.datatypes:
-        raise InvalidInput(
-            f"{spec.name}: expected {' or '.join(spec.datatypes)}, found {tensor.datatype}", param=spec.name
-        )
+        raise InvalidInput.at(spec.name, f"expected {' or '.join(spec.datatypes)}, found {tensor.datatype}")
     found = tensor.shape
     if spec.several and len(found) == len(spec.shape) + 1:
         found = (found[0], *found[2:])
@@ -602,9 +593,7 @@ def _check(spec: Spec, tensor: Tensor) -> None:
     )
     # A column of texts may come without its last dimension.
     if not fits and not (spec.datatype == BYTES and len(found) == 1):
-        raise InvalidInput(
-            f"{spec.name}: expected the shape {list(spec.shape)}, found {list(found)}", param=spec.name
-        )
+        raise InvalidInput.at(spec.name, f"expected the shape {list(spec.shape)}, found {list(found)}")
 
 
 def written(offer: Offer, call: Call, made: Made) -> tuple[Tensor, ...]:
@@ -630,12 +619,10 @@ def check_outputs(offer: Offer, call: Call) -> None:
     for wanted in call.outputs:
         said = clip(wanted.name)
         if wanted.name not in known or wanted.name in seen:
-            raise InvalidInput(
-                f"{said}: {offer.name} has the outputs {', '.join(known)}, each once", param=said
-            )
+            raise InvalidInput.at(said, f"{offer.name} has the outputs {', '.join(known)}, each once")
         seen.add(wanted.name)
         if wanted.parameters.get("classification", 0):
-            raise InvalidInput(f"{said}: there are no classes", param=said)
+            raise InvalidInput.at(said, "there are no classes")
         _datatype(wanted.parameters.get("datatype"), said)
     _datatype(call.text("datatype"), "datatype")
 
@@ -644,5 +631,5 @@ def _datatype(asked: object, said: str) -> str | None:
     if asked is None:
         return None
     if asked not in FLOATS:
-        raise InvalidInput(f"{said}: the datatype is one of {', '.join(FLOATS)}", param=said)
+        raise InvalidInput.at(said, f"the datatype is one of {', '.join(FLOATS)}")
     return str(asked)

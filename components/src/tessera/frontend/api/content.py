@@ -92,7 +92,7 @@ class InputBuilder:
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
         if not text:
-            raise InvalidInput(f"{param}: expected text, found an empty string", param=param)
+            raise InvalidInput.at(param, "expected text, found an empty string")
         return self.bounded(text, param)
 
     def bounded(self, text: str, param: str) -> str:
@@ -135,9 +135,8 @@ class InputBuilder:
         """Raise for an input with too many images, with nothing in it, or with too much text."""
         param, most = entry.param, self.limits.images_per_input
         if len(entry.images) > most:
-            raise InvalidInput(
-                f"{param}: expected at most {most} images in one input, found {len(entry.images)}",
-                param=param,
+            raise InvalidInput.at(
+                param, f"expected at most {most} images in one input, found {len(entry.images)}"
             )
         if not entry.parts:
             raise expected(param, "text", "")
@@ -150,8 +149,8 @@ class InputBuilder:
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self.limits.characters:
-            raise InvalidInput(
-                f"{param}: expected at most {self.limits.characters} characters, found {size}", param=param
+            raise InvalidInput.at(
+                param, f"expected at most {self.limits.characters} characters, found {size}"
             )
 
 
@@ -160,18 +159,14 @@ def check_modality(found: Input, modality: Modality) -> Input:
     wants_image = modality is not Modality.TEXT
     wants_text = modality is not Modality.IMAGE
     if wants_text and not found.size:
-        raise InvalidInput(
-            f"{found.param}: the text part must be non-empty for modality {modality.value}", param=found.param
-        )
+        raise InvalidInput.at(found.param, f"the text part must be non-empty for modality {modality.value}")
     if not wants_text and found.size:
-        raise InvalidInput(
-            f"{found.param}: modality image expects an image alone, found text as well", param=found.param
-        )
+        raise InvalidInput.at(found.param, "modality image expects an image alone, found text as well")
     if wants_image != bool(found.images):
-        raise InvalidInput(
-            f"{found.param}: modality {modality.value} expects {'an' if wants_image else 'no'} image, "
+        raise InvalidInput.at(
+            found.param,
+            f"modality {modality.value} expects {'an' if wants_image else 'no'} image, "
             f"found {len(found.images) or 'none'}",
-            param=found.param,
         )
     return found
 
@@ -222,9 +217,8 @@ def _no_image(value: str, param: str) -> InvalidInput:
     if "://" not in value:
         refuse_path(value, param)
     # What stands there may hold a password or an image, so it is not repeated.
-    return InvalidInput(
-        f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",
-        param=param,
+    return InvalidInput.at(
+        param, f"expected a data, http, https or file URL, found another string of {len(value)} characters"
     )
 
 
@@ -321,10 +315,10 @@ def read_conversation(value: list[Json], param: str, builder: InputBuilder) -> I
     if last - first > 1 and _speaker(value[-1]) == "assistant" and _says_nothing(value[-1]):
         last -= 1
     if last - first != 1:
-        raise InvalidInput(
-            f"{param}: expected a conversation of one message, perhaps after a system message, "
+        raise InvalidInput.at(
+            param,
+            "expected a conversation of one message, perhaps after a system message, "
             f"found {len(value)}; a batch is a list of conversations, [[message], [message]]",
-            param=param,
         )
     if not first:
         return read_message(value[0], f"{param}[0]", builder, owner=param)
@@ -351,7 +345,7 @@ def _says_nothing(message: Json) -> bool:
 def _instruction(message: Json, param: str, builder: InputBuilder) -> str:
     found, path = read_message(message, param, builder), f"{param}.content"
     if found.images:
-        raise InvalidInput(f"{path}: expected text as the instruction, found an image", param=path)
+        raise InvalidInput.at(path, "expected text as the instruction, found an image")
     return "".join(part for part in found.parts if isinstance(part, str))
 
 

@@ -492,8 +492,8 @@ class Endpoint:
             return able[0]
         if able:
             names = ", ".join(repr(model.served.model) for model in able)
-            raise InvalidInput(
-                f"model: several models answer {exchange.path}, {names}: name one of them", param="model"
+            raise InvalidInput.at(
+                "model", f"several models answer {exchange.path}, {names}: name one of them"
             )
         for name in models.waiting:
             # Raises why.

@@ -91,7 +91,7 @@ def clip(text: str) -> str:
 
 
 def expected(param: str, what: str, found: Json) -> InvalidInput:
-    return InvalidInput(f"{param}: expected {what}, found {summarize(found)}", param=param)
+    return InvalidInput.at(param, f"expected {what}, found {summarize(found)}")
 
 
 def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> None:
@@ -102,7 +102,7 @@ def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> N
     path = join(param, clip(key))
     close = get_close_matches(clip(key), allowed, n=1)
     meant = f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(sorted(allowed))}"
-    raise InvalidInput(f"{path}: unknown key; {meant}", param=path)
+    raise InvalidInput.at(path, f"unknown key; {meant}")
 
 
 def join(param: str, key: str) -> str:
@@ -288,9 +288,7 @@ def reject_inert(body: JsonObject, inert: Mapping[str, tuple[Json, ...]]) -> Non
         if value is None or any(value == good and type(value) is type(good) for good in harmless):
             continue
         allowed = ", ".join(summarize(good) for good in (None, *harmless))
-        raise InvalidInput(
-            f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
-        )
+        raise InvalidInput.at(name, f"not supported; accepted only as {allowed}, found {summarize(value)}")
 
 
 def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
@@ -303,9 +301,7 @@ def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     name, value = given[0]
     for other, contradiction in given[1:]:
         if contradiction != value:
-            raise InvalidInput(
-                f"{other}: {summarize(contradiction)} contradicts {name}: {summarize(value)}", param=other
-            )
+            raise InvalidInput.at(other, f"{summarize(contradiction)} contradicts {name}: {summarize(value)}")
     return value, name
 
 
@@ -332,8 +328,8 @@ def string(value: Json, param: str, what: str = "a string") -> str:
 def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
     """``what`` is for the error; one for a number that is too large says that, however it is written."""
     if isinstance(value, int | float) and value > high:
-        raise InvalidInput(
-            f"{param}: expected {what}, and {summarize(value)} is too large: the most is {high}", param=param
+        raise InvalidInput.at(
+            param, f"expected {what}, and {summarize(value)} is too large: the most is {high}"
         )
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise expected(param, what, value)

@@ -189,7 +189,7 @@ class ImageReader:
         known = self._known.find(client, uuid)
         if known is None:
             # To the client it is the same as one that a worker has no rows of any more.
-            raise MediaNotCached(f"{param}: no image is known by this uuid; send it again", param=param)
+            raise MediaNotCached.at(param, "no image is known by this uuid; send it again")
         return self._vision(known, b"", param)
 
     def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
@@ -215,25 +215,21 @@ def _normalised(source: PixelSource, vision: VisionSpec) -> Vision:
     """Pixels as they travel; raises ``InvalidInput`` for another type or shape, and what is not finite."""
     values, param = source.values, source.param
     if not vision.independent_units:
-        raise InvalidInput(
-            f"{param}: this model takes image files; normalised pixels are taken where images are tiles",
-            param=param,
+        raise InvalidInput.at(
+            param, "this model takes image files; normalised pixels are taken where images are tiles"
         )
     kind = values.dtype.newbyteorder("=").name
     if kind not in ("float32", "float16"):
-        raise InvalidInput(f"{param}: expected float32 or float16 pixels, found {values.dtype}", param=param)
+        raise InvalidInput.at(param, f"expected float32 or float16 pixels, found {values.dtype}")
     units = values.shape[0] if values.ndim else 0
     if values.shape[1:] != vision.unit_shape or not 1 <= units <= vision.max_units:
         shape = ", ".join(map(str, vision.unit_shape))
-        raise InvalidInput(
-            f"{param}: expected pixels [1 to {vision.max_units}, {shape}], found {list(values.shape)}",
-            param=param,
+        raise InvalidInput.at(
+            param, f"expected pixels [1 to {vision.max_units}, {shape}], found {list(values.shape)}"
         )
     # A comparison with a NaN is false.
     if not (np.abs(values) <= _LARGEST).all():
-        raise InvalidInput(
-            f"{param}: the pixels hold values that are not finite or beyond {_LARGEST:g}", param=param
-        )
+        raise InvalidInput.at(param, f"the pixels hold values that are not finite or beyond {_LARGEST:g}")
     data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     # No file's hash: what is kept of a file with these bytes is another image.
     digest = blake3(data, derive_key_context=f"tessera pixels {kind}").digest()
@@ -250,6 +246,4 @@ def _normalised(source: PixelSource, vision: VisionSpec) -> Vision:
 
 def _refused(entry: Input) -> TesseraError:
     param = entry.images[0].param
-    return entry.malformed or InvalidInput(
-        f"{param}: this model reads text alone, and here is an image", param=param
-    )
+    return entry.malformed or InvalidInput.at(param, "this model reads text alone, and here is an image")
