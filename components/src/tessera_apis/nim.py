@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.frontend.api.body import Form, ModelName, Positive, about, named, unread
+from tessera.frontend.api.body import Form, ModelName, MostResults, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
@@ -57,7 +57,7 @@ class RankingRequest(msgspec.Struct, kw_only=True):
         named(_TRUNCATE),
         about("Whether a passage that is too long is cut at its end, or an error."),
     ] = Truncate.NONE
-    top_k: Annotated[Positive, about("The most results.", 3)] = None
+    top_k: MostResults = None
 
 
 FORM: Final = Form(RankingRequest)

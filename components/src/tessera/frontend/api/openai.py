@@ -712,34 +712,30 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
     output is one vector.
     """
-    if request.outputs or served.output.kind is OutputKind.SPARSE:
-        return _write_outputs(request, served, result)
-    values = finished(result.rows.values, request, served.output)
-    bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
     head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
     head["model"] = served.model
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        return _raw_body(values, bounds, request, head, result)
-    key = "embeddings" if request.multivector else "embedding"
-    entries = row_entries(values, bounds, request, key)
-    data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
-    put_errors(data, result, key)
+        return _raw_body(request, served, head, result)
+    if request.outputs or served.output.kind is OutputKind.SPARSE:
+        data = _named_outputs(request, served, result)
+        width = sum([rows.values.size for rows in result.outputs.values()]) // max(1, len(data))
+    else:
+        values = finished(result.rows.values, request, served.output)
+        bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
+        key, width = "embeddings" if request.multivector else "embedding", values.shape[1]
+        entries = row_entries(values, bounds, request, key)
+        data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
+        put_errors(data, result, key)
     tail = {"usage": usage_object(result.usage)}
-    content = json_object_with(head, "data", data, tail, width=values.shape[1])
+    content = json_object_with(head, "data", data, tail, width=width)
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
-def _write_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    """OpenAI's list with the outputs that were named, each under a key of its own.
+def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> list[dict[str, Any]]:
+    """Write the outputs of each input that were named, each under a key of its own.
 
     ``embedding`` is always there, of the type that clients expect: without a dense vector it is empty.
     """
-    head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
-    head["model"] = served.model
-    if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        (output,) = served.asked(request.outputs)
-        bounds = result.rows.bounds if output.kind is OutputKind.TOKENS else None
-        return _raw_body(finished(result.rows.values, request, output), bounds, request, head, result)
     encoded = request.encoding_format is EncodingFormat.BASE64
     entries: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": "" if encoded else []}
@@ -769,9 +765,7 @@ def _write_outputs(request: EmbeddingsRequest, served: Served, result: Result) -
             "embedding": None,
             "error": error_object(error),
         }
-    width = sum([rows.values.size for rows in result.outputs.values()]) // max(1, len(entries))
-    content = json_object_with(head, "data", entries, {"usage": usage_object(result.usage)}, width=width)
-    return ResponseBody(content=content, media_type="application/json", headers={})
+    return entries
 
 
 def sparse_object(rows: Rows, request: EmbeddingsRequest, served: Served) -> dict[str, Any]:
@@ -827,11 +821,7 @@ def bytes_body(values: Values, metadata: dict[str, Any], result: Result) -> Resp
 
 
 def _raw_body(
-    values: Values,
-    bounds: npt.NDArray[np.int64] | None,
-    request: EmbeddingsRequest,
-    head: dict[str, Any],
-    result: Result,
+    request: EmbeddingsRequest, served: Served, head: dict[str, Any], result: Result
 ) -> ResponseBody:
     """The rows one after another, and a ``metadata`` header that says how to read them.
 
@@ -839,6 +829,9 @@ def _raw_body(
     grows with the batch runs into the limits of clients and proxies. Of token vectors it also says which
     are an input's.
     """
+    (output,) = served.asked(request.outputs)
+    bounds = result.rows.bounds if output.kind is OutputKind.TOKENS else None
+    values = finished(result.rows.values, request, output)
     failures = result.errors
     if failures and bounds is None:
         values = values.copy()  # it may be the engine's own, read-only
