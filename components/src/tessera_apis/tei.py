@@ -57,7 +57,7 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, string
+from tessera.frontend.api.values import Json, JsonObject, expected, plain_list, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -292,8 +292,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 def _texts(given: Json, limits: RequestLimits) -> list[str]:
     if given == []:
         raise EmptyInput("`texts` cannot be empty", param="texts")
-    if not isinstance(given, list):
-        raise expected("texts", "a list of texts", given)
+    given = plain_list(given, "texts", "a list of texts")
     if len(given) > limits.documents:
         raise InvalidInput(
             f"batch size {len(given)} > maximum allowed batch size {limits.documents}", param="texts"

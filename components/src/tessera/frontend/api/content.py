@@ -47,6 +47,7 @@ from tessera.frontend.api.values import (
     expected,
     integer,
     join,
+    known_object,
     reject_unknown,
     string,
 )
@@ -241,14 +242,11 @@ def _image_url(part: JsonObject, param: str, builder: InputBuilder) -> ImageSour
     return image_at(value, path, uuid=uuid)
 
 
-def _image_base64(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
-    reject_unknown(part, ("type", "image_base64", "uuid"), param)
-    return image_at(part.get("image_base64"), f"{param}.image_base64", uuid=_uuid(part, param), bare=True)
-
-
 def _image(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
-    reject_unknown(part, ("type", "image", "uuid"), param)
-    return image_at(part.get("image"), f"{param}.image", uuid=_uuid(part, param), bare=True)
+    """Read ``{"type": "image", "image": "..."}``, or the same with ``image_base64``."""
+    key = str(part["type"])
+    reject_unknown(part, ("type", key, "uuid"), param)
+    return image_at(part.get(key), f"{param}.{key}", uuid=_uuid(part, param), bare=True)
 
 
 def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
@@ -298,7 +296,7 @@ _READERS: Final[dict[str, _Reader]] = {
     "input_text": _text,
     "image_url": _image_url,
     "input_image": _image_url,
-    "image_base64": _image_base64,
+    "image_base64": _image,
     "image": _image,
     "image_embeds": _image_embeds,
 }
@@ -363,9 +361,8 @@ def read_message(
     ``bare`` allows an item without a role, as in Cohere's ``{"content": [...]}``. ``instruction`` is the
     system message's.
     """
-    if not isinstance(value, dict):
-        raise expected(param, "a message, an object with role and content", value)
-    reject_unknown(value, ("role", "content", "instruction"), param)
+    what = "a message, an object with role and content"
+    value = known_object(value, param, what, ("role", "content", "instruction"))
     stated = None
     if not bare or "role" in value:
         role = value.get("role")

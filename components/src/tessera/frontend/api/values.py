@@ -245,6 +245,20 @@ def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     return value, name
 
 
+def known_object(value: Json, param: str, what: str, known: Collection[str]) -> JsonObject:
+    """The object itself, if it has no other keys than the ``known`` ones; ``what`` is for the error."""
+    if not isinstance(value, dict):
+        raise expected(param, what, value)
+    reject_unknown(value, known, param)
+    return value
+
+
+def plain_list(value: Json, param: str, what: str = "a list") -> list[Json]:
+    if not isinstance(value, list):
+        raise expected(param, what, value)
+    return value
+
+
 def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
     if not isinstance(value, list) or not value:
         raise expected(param, "a non-empty list", value)
