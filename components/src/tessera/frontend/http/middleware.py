@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import orjson
 from opentelemetry.trace import Span
@@ -121,16 +122,13 @@ class AnswerCounts:
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self._metrics = metrics
-        self._bound: dict[tuple[str, int, str | None, str], Callable[[float], None]] = {}
+        self._bound = cache(self._bind)
 
     def count(self, route: str, status: int, code: str | None, model: str, seconds: float) -> None:
         """``model`` is empty where it was not known; ``code`` is that of an error."""
-        counted = route, status, code, model
-        count = self._bound.get(counted) or self._bind(counted)
-        count(seconds)
+        self._bound(route, status, code, model)(seconds)
 
-    def _bind(self, counted: tuple[str, int, str | None, str]) -> Callable[[float], None]:
-        route, status, code, model = counted
+    def _bind(self, route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
         requests = self._metrics.requests.labels(route, str(status), model).inc
         latency = self._metrics.latency.labels(route, model).observe
         errors = self._metrics.errors.labels(route, code, model).inc if code is not None else None
@@ -141,7 +139,6 @@ class AnswerCounts:
             if errors is not None:
                 errors()
 
-        self._bound[counted] = count
         return count
 
 
@@ -197,7 +194,7 @@ class RequestMiddleware:
             return None
         started = time.perf_counter()
         exchange = Exchange.open(scope)
-        if self._keys is not None and not self._has_key(exchange, self._keys):
+        if not self._has_key(exchange):
             return None
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
@@ -291,7 +288,7 @@ class RequestMiddleware:
         """Return whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
-        if self._keys is not None and not self._has_key(exchange, self._keys):
+        if not self._has_key(exchange):
             exchange.failure = self._unknown_key()
             return True
         if exchange.method == "POST":
@@ -302,9 +299,11 @@ class RequestMiddleware:
                 return self._turns_away(exchange, error)
         return False
 
-    def _has_key(self, exchange: Exchange, keys: Authenticator) -> bool:
-        """Return whether a request comes with a known key, whose client it then counts for."""
-        key = keys.name_of(exchange.headers)
+    def _has_key(self, exchange: Exchange) -> bool:
+        """Return whether a request comes with a known key, whose client it then counts for, or needs none."""
+        if self._keys is None:
+            return True
+        key = self._keys.name_of(exchange.headers)
         if key is None:
             return False
         exchange.key = exchange.client = key

@@ -161,13 +161,12 @@ class Fetcher:
         limits: ImageLimits | None = None,
         *,
         resolver: Resolver | None = None,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
         self._max_bytes = (limits or ImageLimits()).max_bytes
         self._system = SystemResolver()
         options: dict[str, Any] = {
-            "ssl_context": ssl_context or _authorities(),
+            "ssl_context": _authorities(),
             "max_connections": policy.max_fetches,
             "max_keepalive_connections": 16,
             "keepalive_expiry": 15.0,
