@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES, Description, header_length, parse_header
 from tessera.dtypes import FLOATS, DType, from_bfloat16_bits
@@ -80,8 +81,7 @@ def read_embeddings(
             f"found {list(shape)} in {name[:40]!r}",
         )
     values = _values(data, tensor, kind.itemsize, param)
-    if not _in_range(values, kind):
-        raise InvalidInput.at(param, f"the tensor holds values that are not finite or beyond {_LARGEST:g}")
+    check_values(_numbers(values, kind), "the tensor holds", param)
     if grid is None and stored_grid is not None:
         grid = _grid(data, stored_grid, param)
     return LoadedEmbeddings(
@@ -143,10 +143,14 @@ def _described(entry: object, param: str) -> Description:
     return tensor
 
 
-def _in_range(values: bytes, kind: DType) -> bool:
+def _numbers(values: bytes, kind: DType) -> npt.NDArray[Any]:
     if kind.numpy is None:
-        found = from_bfloat16_bits(np.frombuffer(values, "<u2"))
-    else:
-        found = np.frombuffer(values, kind.numpy)
+        return from_bfloat16_bits(np.frombuffer(values, "<u2"))
+    return np.frombuffer(values, kind.numpy)
+
+
+def check_values(values: npt.NDArray[Any], what: str, param: str) -> None:
+    """Raise ``InvalidInput`` for what float16 does not hold, so that no engine's type makes it infinite."""
     # A comparison with a NaN is false.
-    return bool((np.abs(found) <= _LARGEST).all())
+    if not (np.abs(values) <= _LARGEST).all():
+        raise InvalidInput.at(param, f"{what} values that are not finite or beyond {_LARGEST:g}")
