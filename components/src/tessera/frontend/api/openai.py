@@ -726,8 +726,7 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
         entries = row_entries(values, bounds, request, key)
         data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
         put_errors(data, result, key)
-    tail = {"usage": usage_object(result.usage)}
-    content = json_object_with(head, "data", data, tail, width=width)
+    content = json_object_with(head, "data", data, {"usage": usage_object(result.usage)}, width=width)
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 

@@ -194,7 +194,7 @@ class RequestMiddleware:
             return None
         started = time.perf_counter()
         exchange = Exchange.open(scope)
-        if not self._has_key(exchange):
+        if self._keys is not None and not self._has_key(exchange, self._keys):
             return None
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
@@ -288,7 +288,7 @@ class RequestMiddleware:
         """Return whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
-        if not self._has_key(exchange):
+        if self._keys is not None and not self._has_key(exchange, self._keys):
             exchange.failure = self._unknown_key()
             return True
         if exchange.method == "POST":
@@ -299,11 +299,9 @@ class RequestMiddleware:
                 return self._turns_away(exchange, error)
         return False
 
-    def _has_key(self, exchange: Exchange) -> bool:
-        """Return whether a request comes with a known key, whose client it then counts for, or needs none."""
-        if self._keys is None:
-            return True
-        key = self._keys.name_of(exchange.headers)
+    def _has_key(self, exchange: Exchange, keys: Authenticator) -> bool:
+        """Return whether a request comes with a known key, whose client it then counts for."""
+        key = keys.name_of(exchange.headers)
         if key is None:
             return False
         exchange.key = exchange.client = key
