@@ -59,6 +59,11 @@ class TesseraError(Exception):
         self.param = param
         self.retry_after = retry_after
 
+    @classmethod
+    def at(cls, param: str, message: str, *, retry_after: float | None = None) -> Self:
+        """Return the error of the input that is called ``param``, which the message then begins with."""
+        return cls(f"{param}: {message}", param=param, retry_after=retry_after)
+
     def named(self, param: str) -> Self:
         """Return the same error about an input that is called ``param``, at the message's head, too."""
         rest = self.message.removeprefix(f"{self.param}: ")

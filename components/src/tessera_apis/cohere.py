@@ -14,6 +14,7 @@ from tessera.frontend.api.body import (
     Instruction,
     ModelName,
     Positive,
+    Width,
     about,
     named,
     several,
@@ -94,9 +95,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     max_tokens: Annotated[
         Positive, about("The most tokens of an input, beyond which it is cut as `truncate` says.", 512)
     ] = None
-    output_dimension: Annotated[
-        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
-    ] = None
+    output_dimension: Width = None
     embedding_types: Annotated[
         tuple[str, ...],
         several(named({name: name for name in TYPES}), most=16),

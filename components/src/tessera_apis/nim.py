@@ -11,14 +11,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.frontend.api.body import Form, ModelName, Positive, about, named, unread
+from tessera.frontend.api.body import Form, ModelName, MostResults, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of
-from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
+from tessera.frontend.api.values import Json, known_object, non_empty_list, string
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
@@ -57,7 +57,7 @@ class RankingRequest(msgspec.Struct, kw_only=True):
         named(_TRUNCATE),
         about("Whether a passage that is too long is cut at its end, or an error."),
     ] = Truncate.NONE
-    top_k: Annotated[Positive, about("The most results.", 3)] = None
+    top_k: MostResults = None
 
 
 FORM: Final = Form(RankingRequest)
@@ -65,11 +65,9 @@ FORM: Final = Form(RankingRequest)
 
 def parse_ranking(value: Json, served: Served) -> TranslatedScores:
     body, limits = FORM.read(value), served.limits
-    if not isinstance(body.query, dict):
-        raise expected("query", "an object with a text", body.query)
-    reject_unknown(body.query, ("text",), "query")
+    asked = known_object(body.query, "query", "an object with a text", ("text",))
     query = InputBuilder(role=Role.QUERY, limits=limits)
-    text = query.text(string(body.query.get("text"), "query.text"), "query.text")
+    text = query.text(string(asked.get("text"), "query.text"), "query.text")
     builder = document_builder(limits)
     given = non_empty_list(body.passages, "passages", most=limits.documents)
     passages = tuple(_passage(passage, f"passages[{index}]", builder) for index, passage in enumerate(given))
@@ -88,9 +86,7 @@ def write_ranking(scores: Scores, *, most: int | None) -> ResponseBody:
 
 
 def _passage(value: Json, param: str, builder: InputBuilder) -> Input:
-    if not isinstance(value, dict):
-        raise expected(param, "an object with text, image or both", value)
-    reject_unknown(value, ("text", "image"), param)
+    value = known_object(value, param, "an object with text, image or both", ("text", "image"))
     # NVIDIA's own clients send an empty text beside an image.
     if value.get("text") == "" and value.get("image") is not None:
         value = {"image": value["image"]}

@@ -100,23 +100,22 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
     reject_unknown(body, EMBEDDINGS.names | {"data"}, "")
     for name in _LEFT_OUT:
         if body.get(name) is not None:
-            raise InvalidInput(f"{name}: not supported by /pooling", param=name)
+            raise InvalidInput.at(name, "not supported by /pooling")
     if body.get("data") is not None:
-        raise InvalidInput("data: is for plugins of other servers; send input or messages", param="data")
+        raise InvalidInput.at("data", "is for plugins of other servers; send input or messages")
     names, output = _asked(body.get("task"), served)
     rest: JsonObject = {name: entry for name, entry in body.items() if name not in ("task", "data")}
     request = parse_embeddings(rest, limits=served.limits, models=served.names)
     if request.encoding_format is EncodingFormat.BYTES and len(request.inputs) > _MOST_INPUTS:
-        raise InvalidInput(
-            f"encoding_format: the header that describes {len(request.inputs)} inputs would be longer than "
+        raise InvalidInput.at(
+            "encoding_format",
+            f"the header that describes {len(request.inputs)} inputs would be longer than "
             f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
-            param="encoding_format",
         )
     request = replace(request, outputs=names)
     if output.width == 1 and request.dtype not in _FLOATS:
-        raise InvalidInput(
-            f"embed_dtype: a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}",
-            param="embed_dtype",
+        raise InvalidInput.at(
+            "embed_dtype", f"a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}"
         )
     return request
 
@@ -132,7 +131,7 @@ def _asked(value: Json, served: Served) -> tuple[tuple[str, ...], Output]:
     if not isinstance(value, str):
         raise expected("task", does, value)
     if value not in names:
-        raise InvalidInput(f"task: {served.model!r} does {does}, and not {value!r}", param="task")
+        raise InvalidInput.at("task", f"{served.model!r} does {does}, and not {value!r}")
     return names[value], served.asked(names[value])[0]
 
 

@@ -77,10 +77,10 @@ def parse_score(value: Json, served: Served) -> TranslatedScores:
     first, second = getattr(body, one), getattr(body, other)
     asked, given = document_list(first, one, limits), document_list(second, other, limits)
     if len(asked) not in (1, len(given)):
-        raise InvalidInput(
-            f"{one}: expected one for all of {other}, or one for each: lengths of 1:1, 1:N or N:N, found "
+        raise InvalidInput.at(
+            one,
+            f"expected one for all of {other}, or one for each: lengths of 1:1, 1:N or N:N, found "
             f"{len(asked)}:{len(given)}",
-            param=one,
         )
     builder = query_builder(body.instruction, limits)
     queries = tuple(

@@ -22,7 +22,15 @@ from tessera.frontend.api.content import InputBuilder, read_object, read_parts
 from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.openai import INERT, MostTokens, Options, TruncateOption
 from tessera.frontend.api.schema import ERROR_OBJECT, FUSED, PARTS, STRING, TEXT, Schema, list_of, object_of
-from tessera.frontend.api.values import Json, JsonObject, expected, non_empty_list, reject_unknown, string
+from tessera.frontend.api.values import (
+    Json,
+    JsonObject,
+    expected,
+    non_empty_list,
+    plain_list,
+    reject_unknown,
+    string,
+)
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import Input, RequestLimits, ScoreRequest
 from tessera.frontend.serving.pipeline import Scores
@@ -90,7 +98,7 @@ class ScoreOptions(Options, kw_only=True):
         if self.use_activation is None:
             return bool(self.raw_scores)
         if self.raw_scores is self.use_activation:
-            raise InvalidInput("use_activation: contradicts raw_scores", param="use_activation")
+            raise InvalidInput.at("use_activation", "contradicts raw_scores")
         return not self.use_activation
 
 
@@ -133,9 +141,8 @@ def read_item(value: Json, param: str, builder: InputBuilder) -> Input:
     if "content" not in value:
         return read_object(value, param, builder)
     reject_unknown(value, ("content",), param)
-    content, path = value["content"], f"{param}.content"
-    if not isinstance(content, list):
-        raise expected(path, "a list of content parts", content)
+    path = f"{param}.content"
+    content = plain_list(value["content"], path, "a list of content parts")
     return builder.build(read_parts(content, path, builder), param)
 
 

@@ -19,13 +19,15 @@ from starlette.responses import JSONResponse, Response
 from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
 from tessera.frontend.api.body import (
+    CutOrError,
     Flag,
     Form,
     Instruction,
     ModelName,
-    Positive,
+    MostResults,
     String,
     Text,
+    Width,
     about,
     named,
     unread,
@@ -55,7 +57,7 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, string
+from tessera.frontend.api.values import Json, JsonObject, expected, plain_list, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -90,7 +92,7 @@ _PROMPT_NAME: Final = (
 
 
 class _Truncation(msgspec.Struct, kw_only=True):
-    truncate: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = False
+    truncate: CutOrError = False
     truncation_direction: Annotated[
         Truncate, named(DIRECTIONS, "Left or Right"), about("The side that is cut.")
     ] = Truncate.END
@@ -102,7 +104,7 @@ class _Truncation(msgspec.Struct, kw_only=True):
 
 
 class TeiEmbedAllRequest(_Truncation, kw_only=True):
-    """Declares the body of ``/embed_all``: a row for each token has the model's own width."""
+    """Declares the body of ``/embed_all`` and ``/embed_sparse``, whose rows have the model's own width."""
 
     inputs: Annotated[
         Json,
@@ -116,9 +118,7 @@ class TeiEmbedAllRequest(_Truncation, kw_only=True):
 class TeiEmbedRequest(TeiEmbedAllRequest, kw_only=True):
     """Declares the body of ``/embed``."""
 
-    dimensions: Annotated[
-        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
-    ] = None
+    dimensions: Width = None
 
 
 class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
@@ -139,10 +139,6 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     instruction: Instruction = None
 
 
-class TeiEmbedSparseRequest(TeiEmbedAllRequest, kw_only=True):
-    """Declares TEI's body of ``/embed_sparse``."""
-
-
 class TeiRerankRequest(_Truncation, kw_only=True):
     """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
 
@@ -150,11 +146,11 @@ class TeiRerankRequest(_Truncation, kw_only=True):
     texts: Annotated[Json, unread(list_of(STRING)), about("The documents, in TEI's form.", DOCUMENTS_EXAMPLE)]
     raw_scores: Annotated[Flag, about("Whether scores are the model's logits.")] = False
     return_text: Annotated[Flag, Meta(description="Whether texts come back, in TEI's form.")] = False
-    top_n: Annotated[Positive, about("The most results.", 3)] = None
+    top_n: MostResults = None
 
 
 EMBED: Final = Form(TeiEmbedRequest)
-EMBED_SPARSE: Final = Form(TeiEmbedSparseRequest)
+EMBED_SPARSE: Final = Form(TeiEmbedAllRequest, title="TeiEmbedSparseRequest")
 EMBED_ALL: Final = Form(TeiEmbedAllRequest)
 TOKENIZE: Final = Form(TeiTokenizeRequest)
 RERANK: Final = Form(TeiRerankRequest)
@@ -258,13 +254,8 @@ def _translate(
     served: Served,
 ) -> Translated:
     request = replace(parse_tei(form.read(body), served.limits), outputs=served.of_kind(kind))
-    return Translated(request=request, write=partial(write_tei, request, served))
-
-
-def _translate_sparse(body: Json, served: Served) -> Translated:
-    request = parse_tei(EMBED_SPARSE.read(body), served.limits)
-    request = replace(request, outputs=served.of_kind(OutputKind.SPARSE))
-    return Translated(request=request, write=write_sparse)
+    write = write_sparse if kind is OutputKind.SPARSE else partial(write_tei, request, served)
+    return Translated(request=request, write=write)
 
 
 def write_sparse(result: Result) -> ResponseBody:
@@ -301,8 +292,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 def _texts(given: Json, limits: RequestLimits) -> list[str]:
     if given == []:
         raise EmptyInput("`texts` cannot be empty", param="texts")
-    if not isinstance(given, list):
-        raise expected("texts", "a list of texts", given)
+    given = plain_list(given, "texts", "a list of texts")
     if len(given) > limits.documents:
         raise InvalidInput(
             f"batch size {len(given)} > maximum allowed batch size {limits.documents}", param="texts"
@@ -382,7 +372,7 @@ def _routes(service: Service) -> list[ApiRoute]:
         ),
         endpoint.route(
             "/embed_sparse",
-            _translate_sparse,
+            partial(_translate, EMBED_SPARSE, OutputKind.SPARSE),
             name="embed_sparse",
             summary="Weights of token ids of a text",
             body=EMBED_SPARSE.schema,

@@ -52,7 +52,7 @@ def parse_tokenize(
     body = read_body(FORM, value)
     if body.prompt is not None:
         if body.input is not None or body.messages is not None:
-            raise InvalidInput("prompt: expected either prompt, input or messages", param="prompt")
+            raise InvalidInput.at("prompt", "expected either prompt, input or messages")
         body.input, body.modality = body.prompt, Modality.TEXT.value
     return translate(body, limits, models), body.return_token_strs
 

@@ -14,7 +14,19 @@ import msgspec
 from msgspec import Meta
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Also, Flag, Form, Instruction, ModelName, Positive, about, named, unread
+from tessera.frontend.api.body import (
+    Also,
+    CutOrError,
+    Flag,
+    Form,
+    Instruction,
+    ModelName,
+    Positive,
+    Width,
+    about,
+    named,
+    unread,
+)
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.documents import check_chunks, document_of
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
@@ -27,6 +39,7 @@ from tessera.frontend.api.schema import (
     PARTS,
     TEXT,
     WHOLE,
+    Schema,
     list_of,
     object_of,
 )
@@ -68,7 +81,15 @@ DTYPES: Final = {
 RERANK_ONLY: Final = ("top_k", "truncation")
 """What nobody else's requests for a rerank have; Voyage's package always sends both."""
 _INPUT: Final = object_of(optional=("instruction",), content=PARTS, instruction=INSTRUCTION)
-_BASE64: Final = named({"base64": EncodingFormat.BASE64}, "base64 or null")
+_InputType = Annotated[
+    Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
+]
+_Encoding = Annotated[
+    EncodingFormat,
+    named({"base64": EncodingFormat.BASE64}, "base64 or null"),
+    about("How vectors are written; null: as numbers."),
+]
+_Dtype = Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")]
 
 
 class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
@@ -87,19 +108,11 @@ class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
     ]
     instruction: Instruction = None
     model: ModelName = None
-    input_type: Annotated[
-        Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
-    ] = None
-    truncation: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = True
-    output_encoding: Annotated[
-        EncodingFormat, _BASE64, Also("encoding_format"), about("How vectors are written; null: as numbers.")
-    ] = EncodingFormat.FLOAT
-    output_dimension: Annotated[
-        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
-    ] = None
-    output_dtype: Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")] = (
-        EmbedDtype.FLOAT32
-    )
+    input_type: _InputType = None
+    truncation: CutOrError = True
+    output_encoding: Annotated[_Encoding, Also("encoding_format")] = EncodingFormat.FLOAT
+    output_dimension: Width = None
+    output_dtype: _Dtype = EmbedDtype.FLOAT32
 
 
 class VoyageContextualizedRequest(msgspec.Struct, kw_only=True):
@@ -115,18 +128,10 @@ class VoyageContextualizedRequest(msgspec.Struct, kw_only=True):
         ),
     ]
     model: ModelName = None
-    input_type: Annotated[
-        Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
-    ] = None
-    encoding_format: Annotated[
-        EncodingFormat, _BASE64, about("How vectors are written; null: as numbers.")
-    ] = EncodingFormat.FLOAT
-    output_dimension: Annotated[
-        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
-    ] = None
-    output_dtype: Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")] = (
-        EmbedDtype.FLOAT32
-    )
+    input_type: _InputType = None
+    encoding_format: _Encoding = EncodingFormat.FLOAT
+    output_dimension: Width = None
+    output_dtype: _Dtype = EmbedDtype.FLOAT32
 
 
 class VoyageRerankRequest(msgspec.Struct, kw_only=True):
@@ -221,7 +226,7 @@ def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> lis
 
 
 def _too_many(param: str, limits: RequestLimits) -> InvalidInput:
-    return InvalidInput(f"{param}: a request may have {limits.inputs} chunks, and here are more", param=param)
+    return InvalidInput.at(param, f"a request may have {limits.inputs} chunks, and here are more")
 
 
 def write_contextualized(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
@@ -274,52 +279,28 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"detail": failure.error["message"]}
 
 
-_ANSWER: Final = object_of(
-    object={"const": "list"},
-    data=list_of(
-        object_of(
-            object={"const": "embedding"},
-            embedding={"anyOf": [NUMBERS, TEXT]},
-            index=WHOLE,
-        )
-    ),
-    model=TEXT,
-    usage=object_of(
-        text_tokens=WHOLE,
-        image_pixels=WHOLE,
-        video_pixels=WHOLE,
-        total_tokens=WHOLE,
-    ),
+def _list_of(entry: Schema, **usage: Schema) -> Schema:
+    return object_of(
+        object={"const": "list"},
+        data=list_of(entry),
+        model=TEXT,
+        usage=object_of(**usage, total_tokens=WHOLE),
+    )
+
+
+_EMBEDDING: Final = object_of(
+    object={"const": "embedding"}, embedding={"anyOf": [NUMBERS, TEXT]}, index=WHOLE
 )
-_CONTEXTUALIZED_ANSWER: Final = object_of(
-    object={"const": "list"},
-    data=list_of(
-        object_of(
-            object={"const": "list"},
-            index=WHOLE,
-            data=list_of(
-                object_of(object={"const": "embedding"}, embedding={"anyOf": [NUMBERS, TEXT]}, index=WHOLE)
-            ),
-        )
-    ),
-    model=TEXT,
-    usage=object_of(total_tokens=WHOLE),
+_ANSWER: Final = _list_of(_EMBEDDING, text_tokens=WHOLE, image_pixels=WHOLE, video_pixels=WHOLE)
+_CONTEXTUALIZED_ANSWER: Final = _list_of(
+    object_of(object={"const": "list"}, index=WHOLE, data=list_of(_EMBEDDING))
+)
+RERANK_ANSWER: Final = _list_of(
+    object_of(
+        optional=("document",), index=WHOLE, relevance_score=SCORE, document={"type": ["string", "object"]}
+    )
 )
 ERROR: Final = object_of(detail=TEXT)
-
-RERANK_ANSWER: Final = object_of(
-    object={"const": "list"},
-    data=list_of(
-        object_of(
-            optional=("document",),
-            index=WHOLE,
-            relevance_score=SCORE,
-            document={"type": ["string", "object"]},
-        )
-    ),
-    model=TEXT,
-    usage=object_of(total_tokens=WHOLE),
-)
 
 
 def _routes(service: Service) -> list[ApiRoute]:

@@ -66,28 +66,26 @@ class Call:
         for name in self.parameters:
             if name not in own and name not in _COMMON and not name.startswith(_TRITON):
                 said = clip(name)
-                raise InvalidInput(
-                    f"{said}: unknown parameter; known are {', '.join(sorted(own))}", param=said
-                )
+                raise InvalidInput.at(said, f"unknown parameter; known are {', '.join(sorted(own))}")
         if self.parameters.get("sequence_id", 0) not in (0, ""):
-            raise InvalidInput("sequence_id: these models have no sequences", param="sequence_id")
+            raise InvalidInput.at("sequence_id", "these models have no sequences")
 
     def text(self, name: str) -> str | None:
         value = self.parameters.get(name)
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"{name}: expected a text", param=name)
+            raise InvalidInput.at(name, "expected a text")
         return value or None
 
     def whole(self, name: str) -> int | None:
         value = self.parameters.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise InvalidInput(f"{name}: expected a whole number", param=name)
+            raise InvalidInput.at(name, "expected a whole number")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self.parameters.get(name, default)
         if not isinstance(value, bool):
-            raise InvalidInput(f"{name}: expected a boolean", param=name)
+            raise InvalidInput.at(name, "expected a boolean")
         return value
 
 

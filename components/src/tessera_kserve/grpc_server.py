@@ -142,7 +142,7 @@ def read_call(message: pb.ModelInferRequest, peer: str, contents: Sequence[memor
     for tensor in message.inputs:
         name, said = tensor.name, tensor.name[:80]
         if name in inputs or name in shared:
-            raise InvalidInput(f"{said}: the input comes twice", param=said)
+            raise InvalidInput.at(said, "the input comes twice")
         own = _parameters(tensor.parameters)
         if REGION in own:
             shared[name] = Shared(datatype=tensor.datatype, shape=tensor.shape, parameters=own)

@@ -18,7 +18,18 @@ from starlette.responses import JSONResponse, Response
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import read_body
 from tessera.frontend.api.routes import ApiRoute
-from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
+from tessera.frontend.api.values import (
+    Json,
+    JsonObject,
+    expected,
+    filled_string,
+    json_object,
+    known_object,
+    plain_list,
+    read_json,
+    reject_unknown,
+    string,
+)
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
@@ -84,40 +95,35 @@ def read_call(
     inputs: dict[str, Tensor] = {}
     shared: dict[str, Shared] = {}
     at = 0
-    for index, value in enumerate(_list(head, "inputs")):
+    for index, value in enumerate(plain_list(head.get("inputs", []), "inputs")):
         param = f"inputs[{index}]"
         name, datatype, shape, own, given = _input(value, param)
         if name in inputs or name in shared:
-            raise InvalidInput(f"{param}: the input {name[:80]!r} comes twice", param=param)
+            raise InvalidInput.at(param, f"the input {name[:80]!r} comes twice")
         if REGION in own:
             shared[name] = Shared(datatype=datatype, shape=shape, parameters=own)
         elif (size := own.get("binary_data_size")) is not None:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - at:
-                raise InvalidInput(
-                    f"{param}.parameters.binary_data_size: expected 0 to {len(binary) - at}, the bytes that "
-                    "are there",
-                    param=f"{param}.parameters.binary_data_size",
+                raise InvalidInput.at(
+                    f"{param}.parameters.binary_data_size",
+                    f"expected 0 to {len(binary) - at}, the bytes that are there",
                 )
             inputs[name] = of_raw(name, datatype, shape, binary[at : at + size])
             at += size
         else:
-            if not isinstance(given, list):
-                raise expected(f"{param}.data", "a list", given)
-            inputs[name] = of_values(name, datatype, shape, given)
+            inputs[name] = of_values(name, datatype, shape, plain_list(given, f"{param}.data"))
     if at != len(binary):
         raise InvalidInput(f"{len(binary) - at} bytes behind the JSON belong to no input")
-    outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(_list(head, "outputs")))
+    wanted = plain_list(head.get("outputs", []), "outputs")
+    outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(wanted))
     everything = parameters.get("binary_data_output") is True
-    asked = {wanted.name for wanted in outputs if wanted.parameters.get("binary_data", everything) is True}
+    asked = {output.name for output in outputs if output.parameters.get("binary_data", everything) is True}
     if everything and not outputs:
         asked = {""}
-    identity = head.get("id", "")
-    if not isinstance(identity, str):
-        raise expected("id", "a string", identity)
     call = Call(
         model=model,
         version=version,
-        id=identity,
+        id=string(head.get("id", ""), "id"),
         parameters=parameters,
         inputs=inputs,
         shared=shared,
@@ -160,13 +166,6 @@ def write_answer(answer: Answer, call: Call, binary: frozenset[str]) -> Response
     return Response(b"".join((content, *behind)), media_type="application/octet-stream", headers=headers)
 
 
-def _list(body: JsonObject, name: str) -> list[Json]:
-    value = body.get(name, [])
-    if not isinstance(value, list):
-        raise expected(name, "a list", value)
-    return value
-
-
 def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
     value = body.get("parameters")
     if value is None:
@@ -180,27 +179,18 @@ def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
 
 
 def _input(value: Json, param: str) -> tuple[str, str, list[Json], dict[str, Parameter], Json]:
-    if not isinstance(value, dict):
-        raise expected(param, "an object", value)
-    reject_unknown(value, ("name", "shape", "datatype", "parameters", "data"), param)
-    name, datatype, shape = value.get("name"), value.get("datatype"), value.get("shape")
-    if not isinstance(name, str) or not name:
-        raise expected(f"{param}.name", "a non-empty string", name)
-    if not isinstance(datatype, str):
-        raise expected(f"{param}.datatype", "a string", datatype)
-    if not isinstance(shape, list):
-        raise expected(f"{param}.shape", "a list of sizes", shape)
-    return name, datatype, shape, _parameters(value, f"{param}.parameters"), value.get("data")
+    known = ("name", "shape", "datatype", "parameters", "data")
+    given = known_object(value, param, "an object", known)
+    name = filled_string(given.get("name"), f"{param}.name")
+    datatype = string(given.get("datatype"), f"{param}.datatype")
+    shape = plain_list(given.get("shape"), f"{param}.shape", "a list of sizes")
+    return name, datatype, shape, _parameters(given, f"{param}.parameters"), given.get("data")
 
 
 def _wanted(value: Json, param: str) -> Wanted:
-    if not isinstance(value, dict):
-        raise expected(param, "an object", value)
-    reject_unknown(value, ("name", "parameters"), param)
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise expected(f"{param}.name", "a non-empty string", name)
-    return Wanted(name=name, parameters=_parameters(value, f"{param}.parameters"))
+    given = known_object(value, param, "an object", ("name", "parameters"))
+    name = filled_string(given.get("name"), f"{param}.name")
+    return Wanted(name=name, parameters=_parameters(given, f"{param}.parameters"))
 
 
 def api(inference: Inference) -> ClientApi:
@@ -222,29 +212,31 @@ class Routes:
         self._regions = inference.regions
         self._max_body_bytes = max_body_bytes
         self.routes: list[ApiRoute] = []
-        self._get("/health/live", self.live)
-        self._get("/health/ready", self.ready)
-        self._get("", self.server)
-        self._get("/models/stats", self.statistics)
+        self._tell("/health/live", lambda: {"live": True})
+        self._add("/health/ready", self.ready, "GET")
+        self._tell("", inference.server)
+        self._add("/models/stats", self.statistics, "GET")
         for model in ("/models/{name}", "/models/{name}/versions/{version}"):
-            self._get(model, self.metadata)
-            self._get(f"{model}/ready", self.model_ready)
-            self._get(f"{model}/config", self.configuration)
-            self._get(f"{model}/stats", self.statistics)
-            self._post(f"{model}/infer", self.infer)
-        self._post("/repository/index", self.index)
-        self._post("/repository/models/{name}/load", self.unsupported)
-        self._post("/repository/models/{name}/unload", self.unsupported)
+            self._tell(model, inference.metadata)
+            self._add(f"{model}/ready", self.model_ready, "GET")
+            self._tell(f"{model}/config", inference.configuration)
+            self._add(f"{model}/stats", self.statistics, "GET")
+            self._add(f"{model}/infer", self.infer)
+        self._add("/repository/index", self.index)
+        self._add("/repository/models/{name}/load", self.unsupported)
+        self._add("/repository/models/{name}/unload", self.unsupported)
         self._add_memory("systemsharedmemory", SystemMemory, self.register_system, _system_region)
         self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda, _cuda_region)
 
-    def _get(self, path: str, answer: Handler) -> None:
-        self._add("GET", path, answer)
+    def _tell(self, path: str, tell: Callable[..., JsonObject]) -> None:
+        """Add the route of what is known without waiting."""
 
-    def _post(self, path: str, answer: Handler) -> None:
-        self._add("POST", path, answer)
+        async def answered(request: Request, **named: str) -> Response:
+            return JSONResponse(tell(**named))
 
-    def _add(self, method: str, path: str, answer: Handler) -> None:
+        self._add(path, answered, "GET")
+
+    def _add(self, path: str, answer: Handler, method: str = "POST") -> None:
         async def answered(request: Request) -> Response:
             return await answer(request, **request.path_params)
 
@@ -264,31 +256,19 @@ class Routes:
             listed = self._regions.regions(self._client(request), kind, region)
             return JSONResponse([describe(entry) for entry in listed])
 
-        self._post(f"/{name}/region/{{region}}/register", register)
-        self._post(f"/{name}/region/{{region}}/unregister", unregister)
-        self._post(f"/{name}/unregister", unregister)
-        self._get(f"/{name}/status", status)
-        self._get(f"/{name}/region/{{region}}/status", status)
-
-    async def live(self, request: Request) -> Response:
-        return JSONResponse({"live": True})
+        self._add(f"/{name}/region/{{region}}/register", register)
+        self._add(f"/{name}/region/{{region}}/unregister", unregister)
+        self._add(f"/{name}/unregister", unregister)
+        self._add(f"/{name}/status", status, "GET")
+        self._add(f"/{name}/region/{{region}}/status", status, "GET")
 
     async def ready(self, request: Request) -> Response:
         able = self._inference.ready
         return JSONResponse({"ready": able}, status_code=200 if able else 503)
 
-    async def server(self, request: Request) -> Response:
-        return JSONResponse(self._inference.server())
-
-    async def metadata(self, request: Request, name: str, version: str = "") -> Response:
-        return JSONResponse(self._inference.metadata(name, version))
-
     async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
         able = self._inference.model_ready(name, version)
         return JSONResponse({"name": name, "ready": able}, status_code=200 if able else 503)
-
-    async def configuration(self, request: Request, name: str, version: str = "") -> Response:
-        return JSONResponse(self._inference.configuration(name, version))
 
     async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
         counting = partial(self._inference.counted, name, version)
@@ -326,9 +306,7 @@ class Routes:
     async def register_system(self, request: Request, region: str) -> Response:
         client = self._client(request)
         body = await self._registration(request, "key", "offset", "byte_size")
-        key = body.get("key")
-        if not isinstance(key, str):
-            raise expected("key", "a string", key)
+        key = string(body.get("key"), "key")
         offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
         await self._aside(client, self._regions.register_system, client, region, key, offset, size)
         return JSONResponse({})
@@ -389,4 +367,4 @@ def _handle(value: Json) -> bytes:
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError:
-        raise InvalidInput("raw_handle.b64: expected base64", param="raw_handle.b64") from None
+        raise InvalidInput.at("raw_handle.b64", "expected base64") from None

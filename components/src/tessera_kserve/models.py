@@ -25,8 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ from tessera.frontend.request import (
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
-from tessera.models.base import STATES, VISION, OutputKind, Role, StagedModel, Truncate, VisionSpec
+from tessera.models.base import STATES, VISION, Model, OutputKind, Role, StagedModel, Truncate, VisionSpec
 from tessera_kserve.call import Call
 from tessera_kserve.outputs import Made, OutputTensors
 from tessera_kserve.spec import FLOATS, Spec
@@ -76,32 +75,21 @@ class Work:
     nbytes: int = 0
 
 
-class Offer(Protocol):
-    """One model by one name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One model by one name.
 
-    @property
-    def name(self) -> str: ...
+    ``parameters`` are what a call may say beside what every model knows. ``read`` makes a call into work, and
+    raises ``InvalidInput`` naming a tensor or a parameter.
+    """
 
-    @property
-    def served(self) -> ServedModel: ...
-
-    @property
-    def inputs(self) -> tuple[Spec, ...]: ...
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]: ...
-
-    @property
-    def most_rows(self) -> int: ...
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """What a call may say beside what every model knows."""
-        ...
-
-    def read(self, call: Call) -> Work:
-        """Raises ``InvalidInput`` naming a tensor or a parameter."""
-        ...
+    name: str
+    served: ServedModel
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    most_rows: int
+    parameters: frozenset[str]
+    read: Callable[[Call], Work]
 
 
 def folded(name: str) -> str:
@@ -152,24 +140,16 @@ class Offers:
         for model in served:
             if model.model.output.kind is OutputKind.SCORE:
                 continue
-            own = folded(model.served.model)
-            texts = Texts(own, model)
-            tokens = Router("router" if model is alone else f"{own}_router", model)
-            listed += [texts, tokens]
-            by_name |= {folded(name): texts for name in model.served.names}
-            by_name |= {f"{folded(name)}_router": tokens for name in model.served.names}
-            stages = {
-                short: stage(short if model is alone else f"{own}_{short}")
-                for short, stage in _stages(tokens)
-            }
-            listed += stages.values()
-            by_name |= {
-                f"{folded(name)}_{short}": made
-                for short, made in stages.items()
-                for name in model.served.names
-            }
-            if model is alone:
-                by_name |= dict.fromkeys(("router", "fused", "model_1"), tokens) | stages
+            own, names = folded(model.served.model), [folded(name) for name in model.served.names]
+            texts = _texts(own, model)
+            listed.append(texts)
+            by_name |= dict.fromkeys(names, texts)
+            for short, stage in _stages(model.model):
+                staged = stage(short if model is alone else f"{own}_{short}", model)
+                listed.append(staged)
+                by_name |= {f"{name}_{short}": staged for name in names}
+                if model is alone:
+                    by_name |= dict.fromkeys((short, *_OTHER_NAMES.get(short, ())), staged)
         self._listed, self._by_name = tuple(listed), by_name
 
 
@@ -183,155 +163,122 @@ def _with_short_names(served: Sequence[ServedModel]) -> ServedModel | None:
     return None
 
 
+# Of a model without others beside it.
+_OTHER_NAMES: Final = {"router": ("fused", "model_1")}
 _SHARED: Final = frozenset(("dimensions", "normalize", "datatype"))
+_DATATYPE: Final = frozenset(("datatype",))
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
-    """Implements ``Offer``: token ids to a model's outputs."""
+def _stages(model: Model) -> Iterator[tuple[str, Callable[[str, ServedModel], Offer]]]:
+    """Yield what takes tensors: the model, and its stages that can be asked for their own rows.
 
-    name: str
-    served: ServedModel
+    Each comes by its short name, and is made with the name that clients have for it.
+    """
+    yield "router", _router
+    if isinstance(model, StagedModel):
+        yield "hidden", _hidden
+        if _tiles(model) is not None:
+            yield "vit", _vit
 
-    @property
-    def inputs(self) -> tuple[Spec, ...]:
-        ids = Spec(name="input_ids", datatypes=_INTEGERS, dims=(-1,))
-        mask = Spec(name="attention_mask", datatypes=(*_INTEGERS, "BOOL"), dims=(-1,), optional=True)
-        return (ids, mask, _pixels(self.served, optional=True)) if _takes_pixels(self.served) else (ids, mask)
 
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        return self._tensors.specs
+def _tiles(model: Model) -> VisionSpec | None:
+    """Return what a model says of the tiles that it takes as pixels; None for one that takes none."""
+    return model.vision if model.vision is not None and model.vision.independent_units else None
 
-    @property
-    def _tensors(self) -> OutputTensors:
-        return OutputTensors("pooled", self.served.served)
 
-    @property
-    def most_rows(self) -> int:
-        return min(_MOST_ROWS, self.served.served.limits.inputs)
+def _token_inputs(model: Model) -> tuple[Spec, ...]:
+    ids = Spec(name="input_ids", datatypes=_INTEGERS, dims=(-1,))
+    mask = Spec(name="attention_mask", datatypes=(*_INTEGERS, "BOOL"), dims=(-1,), optional=True)
+    tiles = _tiles(model)
+    return (ids, mask) if tiles is None else (ids, mask, _pixels(tiles, optional=True))
 
-    @property
-    def parameters(self) -> frozenset[str]:
-        return _SHARED
 
-    def rows(self, call: Call) -> tuple[list[npt.NDArray[np.int64]], list[int], tuple[Input, ...]]:
-        """The attended ids of each row, the rows that have any, and the inputs that those are."""
-        rows = attended(call.inputs["input_ids"], call.inputs.get("attention_mask"))
-        pixels = call.inputs.get("pixel_values")
-        filled = [index for index, row in enumerate(rows) if len(row)]
-        inputs = tuple(
-            Input.of(
-                parts=(tuple(rows[index].tolist()), *self._tiles(rows[index], pixels, index)),
-                role=Role.NONE,
-                param=f"input_ids[{index}]",
-            )
-            for index in filled
-        )
-        return rows, filled, inputs
+def _pixels(tiles: VisionSpec, *, optional: bool) -> Spec:
+    return Spec(
+        name="pixel_values",
+        datatypes=("FP32", "FP16"),
+        dims=tiles.unit_shape,
+        optional=optional,
+        several=True,
+    )
 
-    def read(self, call: Call) -> Work:
-        rows, filled, inputs = self.rows(call)
+
+def _router(name: str, served: ServedModel) -> Offer:
+    """Offer a model's outputs of token ids."""
+    tensors = OutputTensors("pooled", served.served)
+
+    def read(call: Call) -> Work:
+        rows, filled, inputs = _rows(served.model, call)
         request = EmbeddingsRequest(
             inputs=inputs,
-            outputs=self._tensors.asked(call),
+            outputs=tensors.asked(call),
             dimensions=call.whole("dimensions"),
             normalize=call.flag("normalize", default=True),
             priority=priority_of(call),
         )
 
         def write(result: Result | None) -> Made:
-            return self._tensors.write(
-                {} if result is None else result.outputs,
-                request.outputs,
-                rows=len(rows),
-                filled=filled,
-                dimensions=request.dimensions,
-                normalize=request.normalize,
-            )
+            return tensors.write({} if result is None else result.outputs, request, rows, filled)
 
-        return Work(request=request if inputs else None, rows=len(rows), write=write)
+        return Work(request=request if inputs else None, rows=rows, write=write)
 
-    def _tiles(
-        self, row: npt.NDArray[np.int64], pixels: Tensor | None, index: int
-    ) -> tuple[PixelSource, ...]:
-        """The tiles that a row's placeholders stand for; raises ``InvalidInput`` where there are fewer."""
-        model = self.served.model
-        if pixels is None or model.vision is None:
-            return ()
-        found, each = len(model.vision_index(row.astype(np.int32, copy=False))), model.vision.rows(1)
-        if not found:
-            return ()
-        values, param = pixels.values[index], f"pixel_values[{index}]"
-        tiles = values if values.ndim > len(model.vision.unit_shape) else values[None]
-        count, rest = divmod(found, each)
-        if rest or count > len(tiles):
-            raise InvalidInput(
-                f"{param}: found {found} image tokens in the row, and its {len(tiles)} tile(s)"
-                f" take {each} each",
-                param=param,
-            )
-        return (PixelSource(values=tiles[:count], param=param),)
-
-
-def _stages(router: Router) -> Iterator[tuple[str, Callable[[str], Offer]]]:
-    """The stages that can be asked for their own rows, by their short names; each is made with a name."""
-    model = router.served.model
-    if isinstance(model, StagedModel):
-        yield "hidden", partial(States, router=router, model=model)
-        if _takes_pixels(router.served):
-            yield "vit", partial(Vit, router=router, model=model)
-
-
-def _takes_pixels(served: ServedModel) -> bool:
-    vision = served.model.vision
-    return vision is not None and vision.independent_units
-
-
-def _pixels(served: ServedModel, *, optional: bool) -> Spec:
-    vision = served.model.vision
-    assert vision is not None
-    return Spec(
-        name="pixel_values",
-        datatypes=("FP32", "FP16"),
-        dims=vision.unit_shape,
-        optional=optional,
-        several=True,
+    return Offer(
+        name=name,
+        served=served,
+        inputs=_token_inputs(served.model),
+        outputs=tensors.specs,
+        most_rows=min(_MOST_ROWS, served.served.limits.inputs),
+        parameters=_SHARED,
+        read=read,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class States:
-    """Implements ``Offer``: token ids to the last hidden state of each token, 0 where none is attended."""
+def _rows(model: Model, call: Call) -> tuple[int, list[int], tuple[Input, ...]]:
+    """Return how many rows a call has, those that attend to something, and the inputs that these are."""
+    rows = attended(call.inputs["input_ids"], call.inputs.get("attention_mask"))
+    pixels = call.inputs.get("pixel_values")
+    filled = [index for index, row in enumerate(rows) if len(row)]
+    inputs = tuple(
+        Input.of(
+            parts=(tuple(rows[index].tolist()), *_tiles_of(model, rows[index], pixels, index)),
+            role=Role.NONE,
+            param=f"input_ids[{index}]",
+        )
+        for index in filled
+    )
+    return len(rows), filled, inputs
 
-    name: str
-    router: Router
-    model: StagedModel
 
-    @property
-    def served(self) -> ServedModel:
-        return self.router.served
+def _tiles_of(
+    model: Model, row: npt.NDArray[np.int64], pixels: Tensor | None, index: int
+) -> tuple[PixelSource, ...]:
+    """Return the tiles that a row's placeholders stand for; raises ``InvalidInput`` where there are fewer."""
+    if pixels is None or model.vision is None:
+        return ()
+    found, each = len(model.vision_index(row.astype(np.int32, copy=False))), model.vision.rows(1)
+    if not found:
+        return ()
+    values, param = pixels.values[index], f"pixel_values[{index}]"
+    tiles = values if values.ndim > len(model.vision.unit_shape) else values[None]
+    count, rest = divmod(found, each)
+    if rest or count > len(tiles):
+        raise InvalidInput.at(
+            param,
+            f"found {found} image tokens in the row, and its {len(tiles)} tile(s) take {each} each",
+        )
+    return (PixelSource(values=tiles[:count], param=param),)
 
-    @property
-    def inputs(self) -> tuple[Spec, ...]:
-        return self.router.inputs
 
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        return (Spec(name="last_hidden_state", datatypes=FLOATS, dims=(-1, self.model.state_width)),)
+def _hidden(name: str, served: ServedModel) -> Offer:
+    """Offer the last hidden state of each token of token ids, 0 where none is attended."""
+    model = served.model
+    assert isinstance(model, StagedModel)
+    width = model.state_width
 
-    @property
-    def most_rows(self) -> int:
-        return self.router.most_rows
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return frozenset(("datatype",))
-
-    def read(self, call: Call) -> Work:
-        rows, _, inputs = self.router.rows(call)
+    def read(call: Call) -> Work:
+        rows, _, inputs = _rows(model, call)
         ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
-        shape = (*ids.shape, self.model.state_width)
+        shape = (*ids.shape, width)
 
         def write(result: Result | None) -> Made:
             states = np.zeros(shape, np.float32)
@@ -342,51 +289,33 @@ class States:
             return {"last_hidden_state": states}
 
         request = EmbeddingsRequest(inputs=inputs, outputs=(STATES,), priority=priority_of(call))
-        return Work(
-            request=request if inputs else None, rows=len(rows), write=write, nbytes=4 * math.prod(shape)
-        )
+        nbytes = 4 * math.prod(shape)
+        return Work(request=request if inputs else None, rows=rows, write=write, nbytes=nbytes)
+
+    return Offer(
+        name=name,
+        served=served,
+        inputs=_token_inputs(model),
+        outputs=(Spec(name="last_hidden_state", datatypes=FLOATS, dims=(-1, width)),),
+        most_rows=min(_MOST_ROWS, served.served.limits.inputs),
+        parameters=_DATATYPE,
+        read=read,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Vit:
-    """Implements ``Offer``: tiles that a client normalised to their vision rows."""
+def _vit(name: str, served: ServedModel) -> Offer:
+    """Offer the vision rows of tiles that a client normalised."""
+    model, limits = served.model, served.served.limits
+    vision = _tiles(model)
+    assert isinstance(model, StagedModel) and vision is not None
+    image_token = model.image_token_id
 
-    name: str
-    router: Router
-    model: StagedModel
-
-    @property
-    def served(self) -> ServedModel:
-        return self.router.served
-
-    @property
-    def vision(self) -> VisionSpec:
-        vision = self.served.model.vision
-        assert vision is not None
-        return vision
-
-    @property
-    def inputs(self) -> tuple[Spec, ...]:
-        return (_pixels(self.served, optional=False),)
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        return (Spec(name="image_features", datatypes=FLOATS, dims=(-1, self.vision.row_width)),)
-
-    @property
-    def most_rows(self) -> int:
-        return min(self.router.most_rows, self.served.served.limits.images)
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return frozenset(("datatype",))
-
-    def read(self, call: Call) -> Work:
-        pixels, vision = call.inputs["pixel_values"], self.vision
+    def read(call: Call) -> Work:
+        pixels = call.inputs["pixel_values"]
         rows = pixels.shape[0]
         several = pixels.values.ndim > len(vision.unit_shape) + 1
         shape = (rows, vision.rows(pixels.shape[1] if several else 1), vision.row_width)
-        placeholders = (self.model.image_token_id,) * shape[1]
+        placeholders = (image_token,) * shape[1]
         inputs = tuple(
             Input.of(
                 parts=(
@@ -409,6 +338,16 @@ class Vit:
         request = EmbeddingsRequest(inputs=inputs, outputs=(VISION,), priority=priority_of(call))
         return Work(request=request, rows=rows, write=write, nbytes=4 * math.prod(shape))
 
+    return Offer(
+        name=name,
+        served=served,
+        inputs=(_pixels(vision, optional=False),),
+        outputs=(Spec(name="image_features", datatypes=FLOATS, dims=(-1, vision.row_width)),),
+        most_rows=min(_MOST_ROWS, limits.inputs, limits.images),
+        parameters=_DATATYPE,
+        read=read,
+    )
+
 
 def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
     """The ids of each row that its mask leaves.
@@ -420,9 +359,8 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
     if mask is None:
         return list(values)
     if mask.shape != ids.shape:
-        raise InvalidInput(
-            f"attention_mask: expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}",
-            param="attention_mask",
+        raise InvalidInput.at(
+            "attention_mask", f"expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}"
         )
     found: list[npt.NDArray[np.int64]] = []
     for index, (row, keep) in enumerate(zip(values, mask.values, strict=True)):
@@ -436,69 +374,39 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
         if int(ones.min()) != 1 or int(ones.max()) != 1:
             param = f"attention_mask[{index}]"
             if count == end - first:
-                raise InvalidInput(f"{param}: expected 0 or 1 in all places", param=param)
-            raise InvalidInput(f"{param}: expected ones in one run", param=param)
+                raise InvalidInput.at(param, "expected 0 or 1 in all places")
+            raise InvalidInput.at(param, "expected ones in one run")
         found.append(row[first:end])
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Implements ``Offer``: texts and images, each in BYTES, to a model's outputs."""
+def _texts(name: str, served: ServedModel) -> Offer:
+    """Offer a model's outputs of texts and images, each in BYTES."""
+    tensors, limits = OutputTensors("embeddings", served.served), served.served.limits
 
-    name: str
-    served: ServedModel
-
-    @property
-    def inputs(self) -> tuple[Spec, ...]:
-        text = Spec(name="text", datatypes=(BYTES,), dims=(1,), optional=True)
-        modality = Spec(name="modality", datatypes=(BYTES,), dims=(1,), optional=True)
-        image = Spec(name="image", datatypes=(BYTES,), dims=(1,), optional=True)
-        return (text, modality) if self.served.model.vision is None else (text, image, modality)
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        return (
-            *self._tensors.specs,
-            Spec(name="token_count", datatypes=("INT32",), dims=(1,), flat=True),
-        )
-
-    @property
-    def _tensors(self) -> OutputTensors:
-        return OutputTensors("embeddings", self.served.served)
-
-    @property
-    def most_rows(self) -> int:
-        limits = self.served.served.limits
-        return min(_MOST_ROWS, limits.inputs, limits.images)
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return _SHARED | {"input_type", "truncate", "embedding_type"}
-
-    def read(self, call: Call) -> Work:
+    def read(call: Call) -> Work:
         columns = {name: list(tensor.values.ravel()) for name, tensor in call.inputs.items()}
         if not columns.keys() & {"text", "image"}:
-            raise InvalidInput("text: neither text nor image is given", param="text")
+            raise InvalidInput.at("text", "neither text nor image is given")
         counts = {name: len(found) for name, found in columns.items()}
         rows = max(counts.values())
         if len(set(counts.values())) > 1:
             name = min(counts, key=lambda each: counts[each])
-            raise InvalidInput(f"{name}: expected {rows} rows, found {counts[name]}", param=name)
+            raise InvalidInput.at(name, f"expected {rows} rows, found {counts[name]}")
         if call.text("embedding_type") not in (None, "float"):
-            raise InvalidInput("embedding_type: vectors are float alone here", param="embedding_type")
+            raise InvalidInput.at("embedding_type", "vectors are float alone here")
         asked = call.text("input_type")
         roles = {None: None, "query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
         if asked not in roles:
-            raise InvalidInput("input_type: expected query or passage", param="input_type")
+            raise InvalidInput.at("input_type", "expected query or passage")
         truncate = call.text("truncate") or Truncate.NONE
         if truncate not in tuple(Truncate):
-            raise InvalidInput("truncate: expected NONE, START or END", param="truncate")
-        builder = InputBuilder(role=roles[asked], limits=self.served.served.limits)
+            raise InvalidInput.at("truncate", "expected NONE, START or END")
+        builder = InputBuilder(role=roles[asked], limits=limits)
         inputs = tuple(_entry(builder, columns, index, by_default=asked is None) for index in range(rows))
         request = EmbeddingsRequest(
             inputs=inputs,
-            outputs=self._tensors.asked(call),
+            outputs=tensors.asked(call),
             dimensions=call.whole("dimensions"),
             normalize=call.flag("normalize", default=True),
             truncate=Truncate(truncate),
@@ -507,17 +415,21 @@ class Texts:
 
         def write(result: Result | None) -> Made:
             assert result is not None
-            made = self._tensors.write(
-                result.outputs,
-                request.outputs,
-                rows=rows,
-                filled=range(rows),
-                dimensions=request.dimensions,
-                normalize=request.normalize,
-            )
+            made = tensors.write(result.outputs, request, rows, range(rows))
             return made | {"token_count": np.asarray(result.lengths, np.int32)}
 
         return Work(request=request, rows=rows, write=write)
+
+    names = ("text", "modality") if served.model.vision is None else ("text", "image", "modality")
+    return Offer(
+        name=name,
+        served=served,
+        inputs=tuple(Spec(name=column, datatypes=(BYTES,), dims=(1,), optional=True) for column in names),
+        outputs=(*tensors.specs, Spec(name="token_count", datatypes=("INT32",), dims=(1,), flat=True)),
+        most_rows=min(_MOST_ROWS, limits.inputs, limits.images),
+        parameters=_SHARED | {"input_type", "truncate", "embedding_type"},
+        read=read,
+    )
 
 
 def _entry(builder: InputBuilder, columns: dict[str, list[bytes]], index: int, *, by_default: bool) -> Input:
@@ -535,9 +447,7 @@ def _entry(builder: InputBuilder, columns: dict[str, list[bytes]], index: int, *
         return found
     said = _decoded(columns["modality"][index], f"modality[{index}]")
     if said not in tuple(Modality):
-        raise InvalidInput(
-            f"modality[{index}]: expected one of {', '.join(Modality)}", param=f"modality[{index}]"
-        )
+        raise InvalidInput.at(f"modality[{index}]", f"expected one of {', '.join(Modality)}")
     return check_modality(found, Modality(said))
 
 
@@ -553,14 +463,14 @@ def _decoded(data: bytes, param: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidInput(f"{param}: the bytes are no text in UTF-8", param=param) from None
+        raise InvalidInput.at(param, "the bytes are no text in UTF-8") from None
 
 
 def priority_of(call: Call) -> int:
     """Ours of Triton's: 0 where none is said or 0, the default; 1 is more urgent than that."""
     asked = call.whole("priority") or 0
     if not 0 <= asked <= _INT64:
-        raise InvalidInput("priority: expected 0 or more", param="priority")
+        raise InvalidInput.at("priority", "expected 0 or more")
     return asked - _DEFAULT_PRIORITY if asked else 0
 
 
@@ -570,30 +480,26 @@ def check_inputs(offer: Offer, call: Call) -> int:
     for name in call.inputs:
         if name not in specs:
             said = clip(name)
-            raise InvalidInput(f"{said}: {offer.name} has no such input, only {', '.join(specs)}", param=said)
+            raise InvalidInput.at(said, f"{offer.name} has no such input, only {', '.join(specs)}")
     rows = -1
     for spec in specs.values():
         tensor = call.inputs.get(spec.name)
         if tensor is None:
             if not spec.optional:
-                raise InvalidInput(f"{spec.name}: the input is missing", param=spec.name)
+                raise InvalidInput.at(spec.name, "the input is missing")
             continue
         _check(spec, tensor)
         if rows >= 0 and tensor.shape[0] != rows:
-            raise InvalidInput(f"{spec.name}: expected {rows} rows, found {tensor.shape[0]}", param=spec.name)
+            raise InvalidInput.at(spec.name, f"expected {rows} rows, found {tensor.shape[0]}")
         rows = tensor.shape[0]
         if not 0 < rows <= offer.most_rows:
-            raise InvalidInput(
-                f"{spec.name}: a call has 1 to {offer.most_rows} rows, found {rows}", param=spec.name
-            )
+            raise InvalidInput.at(spec.name, f"a call has 1 to {offer.most_rows} rows, found {rows}")
     return rows
 
 
 def _check(spec: Spec, tensor: Tensor) -> None:
     if tensor.datatype not in spec.datatypes:
-        raise InvalidInput(
-            f"{spec.name}: expected {' or '.join(spec.datatypes)}, found {tensor.datatype}", param=spec.name
-        )
+        raise InvalidInput.at(spec.name, f"expected {' or '.join(spec.datatypes)}, found {tensor.datatype}")
     found = tensor.shape
     if spec.several and len(found) == len(spec.shape) + 1:
         found = (found[0], *found[2:])
@@ -602,9 +508,7 @@ def _check(spec: Spec, tensor: Tensor) -> None:
     )
     # A column of texts may come without its last dimension.
     if not fits and not (spec.datatype == BYTES and len(found) == 1):
-        raise InvalidInput(
-            f"{spec.name}: expected the shape {list(spec.shape)}, found {list(found)}", param=spec.name
-        )
+        raise InvalidInput.at(spec.name, f"expected the shape {list(spec.shape)}, found {list(found)}")
 
 
 def written(offer: Offer, call: Call, made: Made) -> tuple[Tensor, ...]:
@@ -630,12 +534,10 @@ def check_outputs(offer: Offer, call: Call) -> None:
     for wanted in call.outputs:
         said = clip(wanted.name)
         if wanted.name not in known or wanted.name in seen:
-            raise InvalidInput(
-                f"{said}: {offer.name} has the outputs {', '.join(known)}, each once", param=said
-            )
+            raise InvalidInput.at(said, f"{offer.name} has the outputs {', '.join(known)}, each once")
         seen.add(wanted.name)
         if wanted.parameters.get("classification", 0):
-            raise InvalidInput(f"{said}: there are no classes", param=said)
+            raise InvalidInput.at(said, "there are no classes")
         _datatype(wanted.parameters.get("datatype"), said)
     _datatype(call.text("datatype"), "datatype")
 
@@ -644,5 +546,5 @@ def _datatype(asked: object, said: str) -> str | None:
     if asked is None:
         return None
     if asked not in FLOATS:
-        raise InvalidInput(f"{said}: the datatype is one of {', '.join(FLOATS)}", param=said)
+        raise InvalidInput.at(said, f"the datatype is one of {', '.join(FLOATS)}")
     return str(asked)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.frontend.api.formats import finish
+from tessera.frontend.request import EmbeddingsRequest
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
 from tessera.rows import Rows
@@ -53,25 +54,20 @@ class OutputTensors:
         return () if names in ([], [self.served.output.name]) else tuple(names)
 
     def write(
-        self,
-        found: Mapping[str, Rows],
-        names: Sequence[str],
-        *,
-        rows: int,
-        filled: Sequence[int],
-        dimensions: int | None,
-        normalize: bool,
+        self, found: Mapping[str, Rows], request: EmbeddingsRequest, rows: int, filled: Sequence[int]
     ) -> Made:
-        """Return the tensors of the outputs that were asked for, ``rows`` long.
+        """Return the tensors of the outputs that a request asks for, ``rows`` long.
 
         ``found`` has the rows of those inputs that are ``filled``, nothing where none is; others get padding.
         """
         made: Made = {}
-        for output in self.served.asked(names):
+        for output in self.served.asked(request.outputs):
             if (own := found.get(output.name)) is None:
                 own = Rows.zeros(np.zeros(1, np.int64), output.width)
-            width = (dimensions or output.width) if output is self.served.output else output.width
-            values = own.values if output.kind is OutputKind.SPARSE else _cut(own, width, normalize=normalize)
+            width = (output is self.served.output and request.dimensions) or output.width
+            values = own.values
+            if output.kind is not OutputKind.SPARSE:
+                values = finish(values, width=width, normalize=request.normalize)
             specs = [spec.name for spec in self._of(output)]
             if output.kind is OutputKind.VECTOR:
                 made[specs[0]] = _among(values, filled, rows, 0.0)
@@ -114,10 +110,6 @@ def padded_bytes(outputs: Sequence[Output], bounds: Sequence[npt.NDArray[np.int6
         * (4 * output.width + (_INDEX_BYTES if output.kind is OutputKind.SPARSE else 0))
         for output, ends in zip(outputs, bounds, strict=True)
     )
-
-
-def _cut(rows: Rows, width: int, *, normalize: bool) -> npt.NDArray[np.float32]:
-    return finish(rows.values, width=width, normalize=normalize)
 
 
 def _among(values: npt.NDArray[Any], places: Any, size: Any, padding: float) -> npt.NDArray[Any]:

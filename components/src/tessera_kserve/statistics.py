@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from prometheus_client import Counter
@@ -53,21 +53,22 @@ class Statistics:
             registry=metrics.registry,
         )
         # Bound once: finding a series takes longer than counting in it.
-        self._bound: dict[tuple[str, str], Callable[[float], None]] = {}
+        self._count = cache(self._counts.labels)
+        self._add = cache(self._seconds.labels)
         self.last: dict[str, int] = {}
         """When each was last asked here, in milliseconds since 1970."""
 
     def succeed(self, model: str, spent: Spent, seconds: float) -> None:
         self.last[model] = int(time.time() * 1000)
-        self._count(model, "success", 1)
-        self._count(model, "rows", spent.batch)
-        self._add(model, "success", seconds)
+        self._count(model, "success").inc()
+        self._count(model, "rows").inc(spent.batch)
+        self._add(model, "success").inc(_nanoseconds(seconds))
         for step in STEPS:
-            self._add(model, step, getattr(spent, step))
+            self._add(model, step).inc(_nanoseconds(getattr(spent, step)))
 
     def fail(self, model: str, seconds: float) -> None:
-        self._count(model, "fail", 1)
-        self._add(model, "fail", seconds)
+        self._count(model, "fail").inc()
+        self._add(model, "fail").inc(_nanoseconds(seconds))
 
     def of(self, model: str) -> Counted:
         counts = self._metrics.total("tessera_kserve_calls", "event", model=model)
@@ -78,15 +79,6 @@ class Statistics:
             nanoseconds=self._metrics.total("tessera_kserve_nanoseconds", "step", model=model),
         )
 
-    def _count(self, model: str, event: str, count: int) -> None:
-        bound = self._bound.get((model, event))
-        if bound is None:
-            bound = self._bound[model, event] = self._counts.labels(model, event).inc
-        bound(count)
 
-    def _add(self, model: str, step: str, seconds: float) -> None:
-        key = model, f"{step} ns"
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = self._seconds.labels(model, step).inc
-        bound(int(seconds * 1e9))
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -88,15 +88,14 @@ def check_head(name: str, datatype: str, shape: Sequence[Json]) -> tuple[int, ..
     said = clip(name)
     if datatype != BYTES and datatype not in NUMPY:
         known = ", ".join((*NUMPY, BYTES))
-        raise InvalidInput(f"{said}: the datatype {clip(datatype)!r} is none of {known}", param=said)
+        raise InvalidInput.at(said, f"the datatype {clip(datatype)!r} is none of {known}")
     if len(shape) > _MOST_DIMENSIONS:
-        raise InvalidInput(f"{said}: a shape has {_MOST_DIMENSIONS} dimensions at most", param=said)
+        raise InvalidInput.at(said, f"a shape has {_MOST_DIMENSIONS} dimensions at most")
     sizes: list[int] = []
     for size in shape:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 31:
-            raise InvalidInput(
-                f"{said}: {clip(repr(size))} is no size of a dimension, which is 0 to {(1 << 31) - 1}",
-                param=said,
+            raise InvalidInput.at(
+                said, f"{clip(repr(size))} is no size of a dimension, which is 0 to {(1 << 31) - 1}"
             )
         sizes.append(size)
     return tuple(sizes)
@@ -112,8 +111,8 @@ def of_raw(name: str, datatype: str, shape: Sequence[Json], raw: bytes | memoryv
         return _bytes_tensor(name, sizes, found, more=sum(1 for _ in elements))
     wanted = prod(sizes) * np.dtype(NUMPY[datatype]).itemsize
     if len(raw) != wanted:
-        raise InvalidInput(
-            f"{said}: {datatype} of shape {list(sizes)} takes {wanted} bytes, found {len(raw)}", param=said
+        raise InvalidInput.at(
+            said, f"{datatype} of shape {list(sizes)} takes {wanted} bytes, found {len(raw)}"
         )
     values: Values = np.frombuffer(raw, NUMPY[datatype]).reshape(sizes)
     return Tensor(name=name, datatype=datatype, shape=sizes, values=values)
@@ -123,7 +122,7 @@ def of_values(name: str, datatype: str, shape: Sequence[Json], data: Iterable[An
     """A tensor out of a list of numbers or of texts, flat or nested. Raises ``InvalidInput`` naming it."""
     sizes, said = check_head(name, datatype, shape), clip(name)
     if datatype in _RAW_ONLY:
-        raise InvalidInput(f"{said}: {datatype} comes as raw or binary contents alone", param=said)
+        raise InvalidInput.at(said, f"{datatype} comes as raw or binary contents alone")
     if datatype == BYTES:
         found = [_bytes(said, each) for each in _flat(data)]
         return _bytes_tensor(name, sizes, found)
@@ -133,15 +132,13 @@ def of_values(name: str, datatype: str, shape: Sequence[Json], data: Iterable[An
         given = np.empty(0, object)
     dtype = np.dtype(NUMPY[datatype])
     if given.size != prod(sizes):
-        raise InvalidInput(
-            f"{said}: shape {list(sizes)} takes {prod(sizes)} values, found {given.size}", param=said
-        )
+        raise InvalidInput.at(said, f"shape {list(sizes)} takes {prod(sizes)} values, found {given.size}")
     if given.size and given.dtype.kind not in _KINDS[dtype.kind]:
-        raise InvalidInput(f"{said}: the values are not all {datatype}", param=said)
+        raise InvalidInput.at(said, f"the values are not all {datatype}")
     if given.size and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if int(given.min()) < limits.min or int(given.max()) > limits.max:
-            raise InvalidInput(f"{said}: a value is out of the range of {datatype}", param=said)
+            raise InvalidInput.at(said, f"a value is out of the range of {datatype}")
     with np.errstate(over="ignore"):
         values = given.astype(dtype).reshape(sizes)
     return Tensor(name=name, datatype=datatype, shape=sizes, values=values)
@@ -150,9 +147,7 @@ def of_values(name: str, datatype: str, shape: Sequence[Json], data: Iterable[An
 def json_values(tensor: Tensor) -> Values | list[str]:
     """Flat values for JSON. Raises ``InvalidInput`` where they have no such form."""
     if tensor.datatype in _RAW_ONLY:
-        raise InvalidInput(
-            f"{tensor.name}: {tensor.datatype} has no form in JSON; ask for binary_data", param=tensor.name
-        )
+        raise InvalidInput.at(tensor.name, f"{tensor.datatype} has no form in JSON; ask for binary_data")
     if tensor.datatype == BYTES:
         return [each.decode("utf-8", "replace") for each in tensor.values.ravel()]
     return tensor.values.ravel()
@@ -161,9 +156,7 @@ def json_values(tensor: Tensor) -> Values | list[str]:
 def _bytes_tensor(name: str, sizes: tuple[int, ...], found: list[bytes], *, more: int = 0) -> Tensor:
     if (count := len(found) + more) != prod(sizes):
         said = clip(name)
-        raise InvalidInput(
-            f"{said}: shape {list(sizes)} takes {prod(sizes)} elements, found {count}", param=said
-        )
+        raise InvalidInput.at(said, f"shape {list(sizes)} takes {prod(sizes)} elements, found {count}")
     values = np.empty(len(found), object)
     values[:] = found
     return Tensor(name=name, datatype=BYTES, shape=sizes, values=values.reshape(sizes))
@@ -173,11 +166,11 @@ def _elements(said: str, raw: bytes | memoryview) -> Iterable[bytes]:
     at, end = 0, len(raw)
     while at < end:
         if end - at < _LENGTH.size:
-            raise InvalidInput(f"{said}: the length of an element is cut off", param=said)
+            raise InvalidInput.at(said, "the length of an element is cut off")
         (size,) = _LENGTH.unpack_from(raw, at)
         at += _LENGTH.size
         if size > end - at:
-            raise InvalidInput(f"{said}: an element of {size} bytes has only {end - at}", param=said)
+            raise InvalidInput.at(said, f"an element of {size} bytes has only {end - at}")
         yield bytes(raw[at : at + size])
         at += size
 
@@ -198,5 +191,5 @@ def _bytes(said: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InvalidInput(f"{said}: the elements are not all texts", param=said)
+        raise InvalidInput.at(said, "the elements are not all texts")
     return value.encode()

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import pieces
-from tessera.frontend.api import values as module
 from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.pieces import filled, without_lists
-from tessera.frontend.api.values import BRACKETS, NoText, more_outside_strings, read_json
+from tessera.frontend.api.pieces import filled, more_outside_strings, without_lists
+from tessera.frontend.api.values import BRACKETS, NoText, read_json
 
 
 def outside(raw: bytes, marks: bytes) -> int:
@@ -44,7 +43,7 @@ _VALUES = st.recursive(
 def test_strings_are_left_out_wherever_they_are_cut(value: object, piece: int, ascii_: bool) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE_BYTES", piece)
+        patch.setattr(pieces, "_LOOK_BYTES", piece)
         for marks in (b"[{", b","):
             count = outside(raw, marks)
             assert not more_outside_strings(raw, marks, count)

@@ -108,13 +108,9 @@ class Exchange:
     def let_go(self) -> None:
         """Give back the bytes of the body, which is parsed or not wanted any more."""
         self.body = None
-        if self._held_bytes:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        assert self.bodies is not None
-        self.bodies.give(self.client, self._held_bytes)
-        self._held_bytes = 0
+        if self.bodies is not None and self._held_bytes:
+            self.bodies.give(self.client, self._held_bytes)
+            self._held_bytes = 0
 
     def leave(self) -> None:
         """Give the request's place back, if it has one."""

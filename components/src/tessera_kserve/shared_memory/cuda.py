@@ -47,20 +47,18 @@ class CudaMemory:
         ``region`` is for messages. How large the memory is the driver says, whatever the client says.
         """
         if len(handle) != HANDLE_BYTES:
-            raise InvalidInput(
-                f"raw_handle: that of the region {region!r} has {len(handle)} bytes, not {HANDLE_BYTES}",
-                param="raw_handle",
+            raise InvalidInput.at(
+                "raw_handle", f"that of the region {region!r} has {len(handle)} bytes, not {HANDLE_BYTES}"
             )
         try:
             count = cuda_driver.devices()
         except HandOffError as error:
-            raise InvalidInput(
-                f"device_id: the region {region!r} cannot be in CUDA memory: {error}", param="device_id"
+            raise InvalidInput.at(
+                "device_id", f"the region {region!r} cannot be in CUDA memory: {error}"
             ) from None
         if not 0 <= device_id < count:
-            raise InvalidInput(
-                f"device_id: the region {region!r} is on none of the {count} GPUs here, from 0 on",
-                param="device_id",
+            raise InvalidInput.at(
+                "device_id", f"the region {region!r} is on none of the {count} GPUs here, from 0 on"
             )
         pointer = ctypes.c_uint64()
         shared = MemoryHandle.from_buffer_copy(handle)
@@ -70,18 +68,16 @@ class CudaMemory:
                     "cuIpcOpenMemHandle_v2", ctypes.byref(pointer), shared, ctypes.c_uint(LAZY_PEER_ACCESS)
                 )
         except HandOffError as error:
-            raise InvalidInput(
-                f"raw_handle: that of the region {region!r} cannot be opened on GPU {device_id}: {error}",
-                param="raw_handle",
+            raise InvalidInput.at(
+                "raw_handle", f"that of the region {region!r} cannot be opened on GPU {device_id}: {error}"
             ) from None
         memory = cls(device_id, pointer.value, handle)
         there = memory._size()
         if byte_size > there:
             # Closed by this thread, and not by the one that handles the error.
             del memory
-            raise InvalidInput(
-                f"byte_size: the region {region!r} is to have {byte_size} bytes, and its memory has {there}",
-                param="byte_size",
+            raise InvalidInput.at(
+                "byte_size", f"the region {region!r} is to have {byte_size} bytes, and its memory has {there}"
             )
         return memory
 

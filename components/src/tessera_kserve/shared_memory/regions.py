@@ -119,9 +119,9 @@ class Regions:
 
     def _register(self, client: str, name: str, byte_size: int, open_: Callable[[], Memory]) -> None:
         if not name or len(name) > _NAME_CHARACTERS:
-            raise InvalidInput(f"name: expected 1 to {_NAME_CHARACTERS} characters", param="name")
+            raise InvalidInput.at("name", f"expected 1 to {_NAME_CHARACTERS} characters")
         if byte_size <= 0:
-            raise InvalidInput("byte_size: expected more than 0", param="byte_size")
+            raise InvalidInput.at("byte_size", "expected more than 0")
         with self._changing:
             self._check_number(client, name)
             self._opening.add((client, name))
@@ -165,10 +165,9 @@ class Regions:
         share = _share(memory.place_bytes() - used, mine)
         if mine + region.byte_size <= share:
             return None
-        return InvalidInput(
-            f"byte_size: regions of this API key may have {share} bytes of {memory.place} in all, and have "
-            f"{mine}",
-            param="byte_size",
+        return InvalidInput.at(
+            "byte_size",
+            f"regions of this API key may have {share} bytes of {memory.place} in all, and have {mine}",
         )
 
     def unregister(self, client: str, kind: type[Memory], name: str) -> None:
@@ -182,7 +181,7 @@ class Regions:
         """Of a kind, without a name all of them; raises ``InvalidInput`` for one that is not there."""
         listed = [region for region in self._of(client, kind) if name in ("", region.name)]
         if name and not listed:
-            raise InvalidInput(f"name: the region {clip(name)!r} is not registered", param="name")
+            raise InvalidInput.at("name", f"the region {clip(name)!r} is not registered")
         return listed
 
     def _of(self, client: str, kind: type[M]) -> list[Region[M]]:
@@ -208,7 +207,7 @@ class Regions:
         for name, tensor in call.shared.items():
             total += self._place(client, tensor.parameters, name)[2]
             if total > self._most_bytes:
-                raise InvalidInput(f"{name}: a call has {self._most_bytes} bytes at most", param=name)
+                raise InvalidInput.at(name, f"a call has {self._most_bytes} bytes at most")
         if not call.shared:
             return call
         return await self.aside(client, deadline, self._loaded, client, call, total)
@@ -238,19 +237,17 @@ class Regions:
         try:
             return region.memory.read(offset, size)
         except Lost as lost:
-            raise InvalidInput(f"{param}: the region {clip(region.name)!r} {lost}", param=param) from None
+            raise InvalidInput.at(param, f"the region {clip(region.name)!r} {lost}") from None
 
     def write(self, client: str, parameters: Mapping[str, Parameter], param: str, data: bytes) -> None:
         """Write an output where its parameters say."""
         region, offset, size = self._place(client, parameters, param)
         if len(data) > size:
-            raise InvalidInput(
-                f"{param}: the output has {len(data)} bytes, its place in the region {size}", param=param
-            )
+            raise InvalidInput.at(param, f"the output has {len(data)} bytes, its place in the region {size}")
         try:
             region.memory.write(offset, data)
         except Lost as lost:
-            raise InvalidInput(f"{param}: the region {clip(region.name)!r} {lost}", param=param) from None
+            raise InvalidInput.at(param, f"the region {clip(region.name)!r} {lost}") from None
 
     def close(self) -> None:
         """Let go of all memory; what is under way keeps its own until it is done."""
@@ -262,13 +259,13 @@ class Regions:
     ) -> tuple[Region[Memory], int, int]:
         name = str(parameters.get(REGION, ""))
         if (region := self._regions.get((client, name))) is None:
-            raise InvalidInput(f"{param}: the region {clip(name)!r} is not registered", param=param)
+            raise InvalidInput.at(param, f"the region {clip(name)!r} is not registered")
         offset, size = parameters.get(OFFSET, 0), parameters.get(SIZE)
         whole = isinstance(offset, int) and isinstance(size, int)
         if not whole or not offset >= 0 or not size > 0 or offset + size > region.byte_size:  # type: ignore[operator]
-            raise InvalidInput(
-                f"{param}: {SIZE} and {OFFSET} are not within the {region.byte_size} bytes of the region "
+            raise InvalidInput.at(
+                param,
+                f"{SIZE} and {OFFSET} are not within the {region.byte_size} bytes of the region "
                 f"{clip(name)!r}",
-                param=param,
             )
         return region, int(offset), int(size)  # type: ignore[arg-type]

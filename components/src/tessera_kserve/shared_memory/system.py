@@ -40,24 +40,21 @@ class SystemMemory:
         """Raises ``InvalidInput`` naming what is wrong."""
         plain = key.removeprefix("/")
         if not plain.startswith(prefix) or "/" in plain or "\0" in plain or len(plain) > 255:
-            raise InvalidInput(f"key: expected a name in /dev/shm that begins with {prefix}", param="key")
+            raise InvalidInput.at("key", f"expected a name in /dev/shm that begins with {prefix}")
         if offset < 0:
-            raise InvalidInput("offset: expected 0 or more", param="offset")
+            raise InvalidInput.at("offset", "expected 0 or more")
         try:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             memory = cls(key, offset, os.open(_FOLDER / plain, flags))
         except OSError as error:
-            raise InvalidInput(
-                f"key: {clip(key)!r} cannot be opened: {error.strerror}", param="key"
-            ) from None
+            raise InvalidInput.at("key", f"{clip(key)!r} cannot be opened: {error.strerror}") from None
         found = os.fstat(memory._descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), os.geteuid()):
-            raise InvalidInput("key: it is no file of this service's own user", param="key")
+            raise InvalidInput.at("key", "it is no file of this service's own user")
         if offset + byte_size > found.st_size:
-            raise InvalidInput(
-                f"byte_size: offset and size end at {offset + byte_size}, behind the file's "
-                f"{found.st_size} bytes",
-                param="byte_size",
+            raise InvalidInput.at(
+                "byte_size",
+                f"offset and size end at {offset + byte_size}, behind the file's {found.st_size} bytes",
             )
         return memory
 

@@ -118,6 +118,11 @@ ModelName = Annotated[
     ),
 ]
 Positive = Annotated[int | None, whole("a positive integer", 1)]
+Width = Annotated[
+    Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+]
+CutOrError = Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")]
+MostResults = Annotated[Positive, about("The most results.", 3)]
 
 
 @dataclass(frozen=True, slots=True)

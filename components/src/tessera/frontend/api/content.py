@@ -47,6 +47,7 @@ from tessera.frontend.api.values import (
     expected,
     integer,
     join,
+    known_object,
     reject_unknown,
     string,
 )
@@ -92,7 +93,7 @@ class InputBuilder:
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
         if not text:
-            raise InvalidInput(f"{param}: expected text, found an empty string", param=param)
+            raise InvalidInput.at(param, "expected text, found an empty string")
         return self.bounded(text, param)
 
     def bounded(self, text: str, param: str) -> str:
@@ -135,9 +136,8 @@ class InputBuilder:
         """Raise for an input with too many images, with nothing in it, or with too much text."""
         param, most = entry.param, self.limits.images_per_input
         if len(entry.images) > most:
-            raise InvalidInput(
-                f"{param}: expected at most {most} images in one input, found {len(entry.images)}",
-                param=param,
+            raise InvalidInput.at(
+                param, f"expected at most {most} images in one input, found {len(entry.images)}"
             )
         if not entry.parts:
             raise expected(param, "text", "")
@@ -150,8 +150,8 @@ class InputBuilder:
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self.limits.characters:
-            raise InvalidInput(
-                f"{param}: expected at most {self.limits.characters} characters, found {size}", param=param
+            raise InvalidInput.at(
+                param, f"expected at most {self.limits.characters} characters, found {size}"
             )
 
 
@@ -160,18 +160,14 @@ def check_modality(found: Input, modality: Modality) -> Input:
     wants_image = modality is not Modality.TEXT
     wants_text = modality is not Modality.IMAGE
     if wants_text and not found.size:
-        raise InvalidInput(
-            f"{found.param}: the text part must be non-empty for modality {modality.value}", param=found.param
-        )
+        raise InvalidInput.at(found.param, f"the text part must be non-empty for modality {modality.value}")
     if not wants_text and found.size:
-        raise InvalidInput(
-            f"{found.param}: modality image expects an image alone, found text as well", param=found.param
-        )
+        raise InvalidInput.at(found.param, "modality image expects an image alone, found text as well")
     if wants_image != bool(found.images):
-        raise InvalidInput(
-            f"{found.param}: modality {modality.value} expects {'an' if wants_image else 'no'} image, "
+        raise InvalidInput.at(
+            found.param,
+            f"modality {modality.value} expects {'an' if wants_image else 'no'} image, "
             f"found {len(found.images) or 'none'}",
-            param=found.param,
         )
     return found
 
@@ -222,9 +218,8 @@ def _no_image(value: str, param: str) -> InvalidInput:
     if "://" not in value:
         refuse_path(value, param)
     # What stands there may hold a password or an image, so it is not repeated.
-    return InvalidInput(
-        f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",
-        param=param,
+    return InvalidInput.at(
+        param, f"expected a data, http, https or file URL, found another string of {len(value)} characters"
     )
 
 
@@ -247,14 +242,11 @@ def _image_url(part: JsonObject, param: str, builder: InputBuilder) -> ImageSour
     return image_at(value, path, uuid=uuid)
 
 
-def _image_base64(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
-    reject_unknown(part, ("type", "image_base64", "uuid"), param)
-    return image_at(part.get("image_base64"), f"{param}.image_base64", uuid=_uuid(part, param), bare=True)
-
-
 def _image(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
-    reject_unknown(part, ("type", "image", "uuid"), param)
-    return image_at(part.get("image"), f"{param}.image", uuid=_uuid(part, param), bare=True)
+    """Read ``{"type": "image", "image": "..."}``, or the same with ``image_base64``."""
+    key = str(part["type"])
+    reject_unknown(part, ("type", key, "uuid"), param)
+    return image_at(part.get(key), f"{param}.{key}", uuid=_uuid(part, param), bare=True)
 
 
 def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
@@ -304,7 +296,7 @@ _READERS: Final[dict[str, _Reader]] = {
     "input_text": _text,
     "image_url": _image_url,
     "input_image": _image_url,
-    "image_base64": _image_base64,
+    "image_base64": _image,
     "image": _image,
     "image_embeds": _image_embeds,
 }
@@ -321,10 +313,10 @@ def read_conversation(value: list[Json], param: str, builder: InputBuilder) -> I
     if last - first > 1 and _speaker(value[-1]) == "assistant" and _says_nothing(value[-1]):
         last -= 1
     if last - first != 1:
-        raise InvalidInput(
-            f"{param}: expected a conversation of one message, perhaps after a system message, "
+        raise InvalidInput.at(
+            param,
+            "expected a conversation of one message, perhaps after a system message, "
             f"found {len(value)}; a batch is a list of conversations, [[message], [message]]",
-            param=param,
         )
     if not first:
         return read_message(value[0], f"{param}[0]", builder, owner=param)
@@ -351,7 +343,7 @@ def _says_nothing(message: Json) -> bool:
 def _instruction(message: Json, param: str, builder: InputBuilder) -> str:
     found, path = read_message(message, param, builder), f"{param}.content"
     if found.images:
-        raise InvalidInput(f"{path}: expected text as the instruction, found an image", param=path)
+        raise InvalidInput.at(path, "expected text as the instruction, found an image")
     return "".join(part for part in found.parts if isinstance(part, str))
 
 
@@ -369,9 +361,8 @@ def read_message(
     ``bare`` allows an item without a role, as in Cohere's ``{"content": [...]}``. ``instruction`` is the
     system message's.
     """
-    if not isinstance(value, dict):
-        raise expected(param, "a message, an object with role and content", value)
-    reject_unknown(value, ("role", "content", "instruction"), param)
+    what = "a message, an object with role and content"
+    value = known_object(value, param, what, ("role", "content", "instruction"))
     stated = None
     if not bare or "role" in value:
         role = value.get("role")

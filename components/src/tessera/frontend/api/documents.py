@@ -19,21 +19,18 @@ def document_of(chunks: Sequence[Input], param: str, limits: RequestLimits) -> I
     first = chunks[0]
     for chunk in chunks:
         if not all(isinstance(part, str) for part in chunk.parts):
-            raise InvalidInput(
-                f"{chunk.param}: the chunks of a document are texts, and here is something else",
-                param=chunk.param,
+            raise InvalidInput.at(
+                chunk.param, "the chunks of a document are texts, and here is something else"
             )
         if _around(chunk) != _around(first):
-            raise InvalidInput(
-                f"{chunk.param}: has another role or instruction than the chunks before it of one document",
-                param=chunk.param,
+            raise InvalidInput.at(
+                chunk.param, "has another role or instruction than the chunks before it of one document"
             )
     texts = ["".join(map(str, chunk.parts)) for chunk in chunks]
     size = sum(map(len, texts))
     if size > limits.characters:
-        raise InvalidInput(
-            f"{param}: expected at most {limits.characters} characters in a document, found {size}",
-            param=param,
+        raise InvalidInput.at(
+            param, f"expected at most {limits.characters} characters in a document, found {size}"
         )
     return Input(
         parts=tuple(texts),
@@ -49,10 +46,10 @@ def document_of(chunks: Sequence[Input], param: str, limits: RequestLimits) -> I
 def check_chunks(served: Served, param: str) -> None:
     """Raise ``InvalidInput`` naming ``param`` for a model that gives chunks no vectors of their own."""
     if CHUNKS not in served.unlisted:
-        raise InvalidInput(
-            f"{param}: the vector of a chunk is the mean of its tokens' states, and {served.model!r} makes "
+        raise InvalidInput.at(
+            param,
+            f"the vector of a chunk is the mean of its tokens' states, and {served.model!r} makes "
             "vectors of other states, or none; send each chunk by itself",
-            param=param,
         )
 
 

@@ -205,20 +205,17 @@ class Translated:
     write: Callable[[Result], ResponseBody]
     forms: tuple[tuple[EmbedDtype, EncodingFormat], ...] = ()
 
-    def begin(self, served: Served, limits: Limits) -> None:
-        """Note the inputs; raises ``ResponseTooLarge`` as far as that is known before the work."""
+    async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
+        """Prepare the request, pay for it and run it; raises ``ResponseTooLarge``, early if it can."""
         inputs = self.request.inputs
-        self._size(served, limits.max_response_bytes)
+        self._size(served.served, limits.max_response_bytes)
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
         if self.request.outputs:
             note(outputs=",".join(self.request.outputs))
-
-    async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
-        """Prepare the request, pay for it and run it."""
         work = await served.pipeline.prepare(self.request, call)
         cost = work.cost
         if work.good:
-            if cost.rows != len(self.request.inputs):
+            if cost.rows != len(inputs):
                 note(output_rows=cost.rows)
             nbytes = self._size(served.served, limits.max_response_bytes, cost.each)
             exchange.pay(cost.tokens, cost.units, nbytes)
@@ -272,16 +269,13 @@ class TranslatedScores:
     write: Callable[[Scores], ResponseBody]
     copies: int = 0
 
-    def begin(self, served: Served, limits: Limits) -> None:
-        """Note the queries and documents."""
+    async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Scores:
+        """Prepare the request, pay for it and run it."""
         request = self.request
         inputs = (*request.queries, *request.documents)
         images = sum([len(entry.images) for entry in inputs])
         note(inputs=len(inputs), pairs=len(request.documents), images=images)
-
-    async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Scores:
-        """Prepare the request, pay for it and run it."""
-        work = await served.pipeline.prepare_scores(self.request, call)
+        work = await served.pipeline.prepare_scores(request, call)
         note(output_rows=work.cost.rows)
         nbytes = self._size(served.served.output.width, limits.max_response_bytes, work.cost, exchange)
         exchange.pay(work.cost.tokens, work.cost.units, nbytes)
@@ -328,8 +322,6 @@ class Task(Protocol[R]):
 
     @property
     def write(self) -> Callable[[R], ResponseBody]: ...
-
-    def begin(self, served: Served, limits: Limits) -> None: ...
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> R: ...
 
@@ -398,7 +390,6 @@ class Endpoint:
                     task = translate(parsed, served.served)
         exchange.let_go()
         call = self.call(exchange, task.request, served.served)
-        task.begin(served.served, self._limits)
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
@@ -492,8 +483,8 @@ class Endpoint:
             return able[0]
         if able:
             names = ", ".join(repr(model.served.model) for model in able)
-            raise InvalidInput(
-                f"model: several models answer {exchange.path}, {names}: name one of them", param="model"
+            raise InvalidInput.at(
+                "model", f"several models answer {exchange.path}, {names}: name one of them"
             )
         for name in models.waiting:
             # Raises why.

@@ -87,7 +87,7 @@ def check_range(vectors: Vectors, largest: float, dtype: str, param: str) -> Non
     # Two passes: 4 µs for a row of 2,048 values, 7 for 16 of them.
     most = float(np.abs(vectors).max(initial=0.0))
     if most >= largest:
-        raise InvalidInput(f"{param}: {dtype} holds no value as large as {most:.6g}", param=param)
+        raise InvalidInput.at(param, f"{dtype} holds no value as large as {most:.6g}")
 
 
 def sigmoid(logits: Vectors) -> npt.NDArray[np.float64]:

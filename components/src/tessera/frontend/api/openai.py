@@ -274,15 +274,11 @@ class Options(msgspec.Struct, kw_only=True):
         """
         chosen, side, limit = self.truncate, self.truncation_side, self.truncate_prompt_tokens
         if chosen is not None and side is not None and chosen is not side:
-            raise InvalidInput(
-                f"truncation_side: contradicts truncate: {chosen.value}", param="truncation_side"
-            )
+            raise InvalidInput.at("truncation_side", f"contradicts truncate: {chosen.value}")
         if limit is None:
             return chosen or (unasked if unasked is Truncate.NONE else side or unasked), None
         if chosen is Truncate.NONE:
-            raise InvalidInput(
-                "truncate_prompt_tokens: contradicts truncate: NONE", param="truncate_prompt_tokens"
-            )
+            raise InvalidInput.at("truncate_prompt_tokens", "contradicts truncate: NONE")
         return chosen or side or Truncate.END, None if limit == -1 else limit
 
 
@@ -360,10 +356,10 @@ class EmbeddingsBody(Options, kw_only=True):
         """Return the role that the body asks for."""
         by_type, by_task = self.input_type, self.task
         if by_type is not None and by_task is not None and by_type is not by_task:
-            raise InvalidInput("task: contradicts input_type", param="task")
+            raise InvalidInput.at("task", "contradicts input_type")
         role = by_type if by_type is not None else by_task
         if None not in (role, self.prompt_name) and NAMED_ROLES.get(self.prompt_name or "") is not role:
-            raise InvalidInput("prompt_name: contradicts input_type", param="prompt_name")
+            raise InvalidInput.at("prompt_name", "contradicts input_type")
         return role
 
 
@@ -372,7 +368,7 @@ def _options(body: EmbeddingsBody) -> dict[str, Any]:
     truncate, max_tokens = body.truncation()
     (dtype, dtype_param), (width, dimensions_param) = body.embed_dtype, body.dimensions
     if body.partial and body.encoding_format is EncodingFormat.BYTES_ONLY:
-        raise InvalidInput("partial: a body of bytes_only has no place for errors", param="partial")
+        raise InvalidInput.at("partial", "a body of bytes_only has no place for errors")
     return {
         "encoding_format": body.encoding_format,
         "dtype": dtype,
@@ -451,9 +447,9 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
         # As in FlagEmbedding, a dense vector is there unless it is declined.
         by_flag = [name for name, flag in flags.items() if flag or (flag is None and name == "dense")]
         if self.output_types and set(self.output_types) != set(by_flag):
-            raise InvalidInput("output_types: contradicts return_dense and its kin", param="output_types")
+            raise InvalidInput.at("output_types", "contradicts return_dense and its kin")
         if not by_flag:
-            raise InvalidInput("return_dense: nothing is asked for", param="return_dense")
+            raise InvalidInput.at("return_dense", "nothing is asked for")
         return self.output_types or tuple(by_flag)
 
 
@@ -508,7 +504,7 @@ def _of_document(
         ("output_types", bool(body.names())),
     ):
         if given:
-            raise InvalidInput(f"late_chunking: contradicts {name}", param="late_chunking")
+            raise InvalidInput.at("late_chunking", f"contradicts {name}")
     return replace(request, inputs=(document_of(request.inputs, "input", limits),), outputs=(CHUNKS,))
 
 
@@ -554,14 +550,14 @@ def _request(
 def _check_count(value: list[Json], name: str, most: int) -> None:
     """Raise for more than ``most`` items, before anything looks at each: 5 million took 5 s of the loop."""
     if len(value) > most:
-        raise InvalidInput(f"{name}: expected at most {most} inputs, found {len(value)}", param=name)
+        raise InvalidInput.at(name, f"expected at most {most} inputs, found {len(value)}")
 
 
 def _units(value: Json, messages: Json, most: int) -> list[Unit]:
     """List the values that become one input each."""
     if (value is None) is (messages is None):
         given = "neither" if value is None else "both"
-        raise InvalidInput(f"input: expected either input or messages, found {given}", param="input")
+        raise InvalidInput.at("input", f"expected either input or messages, found {given}")
     if messages is not None:
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             _check_count(messages, "messages", most)
@@ -588,10 +584,9 @@ def _split(value: list[Json], param: str, most: int) -> list[Unit]:
 
 def _stray_part(value: list[Json], param: str) -> InvalidInput:
     stray = next(index for index, item in enumerate(value) if _is_part(item))
-    return InvalidInput(
-        f"{param}[{stray}]: a content part beside inputs of another kind; "
-        "put the parts of one input in a list of their own",
-        param=f"{param}[{stray}]",
+    return InvalidInput.at(
+        f"{param}[{stray}]",
+        "a content part beside inputs of another kind; put the parts of one input in a list of their own",
     )
 
 
@@ -599,8 +594,8 @@ def _spread(modality: tuple[Modality, ...], count: int) -> tuple[Modality, ...]:
     if len(modality) == 1:
         return modality * count
     if len(modality) != count:
-        raise InvalidInput(
-            f"modality: expected one for each of the {count} inputs, found {len(modality)}", param="modality"
+        raise InvalidInput.at(
+            "modality", f"expected one for each of the {count} inputs, found {len(modality)}"
         )
     return modality
 
@@ -717,34 +712,29 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
     output is one vector.
     """
-    if request.outputs or served.output.kind is OutputKind.SPARSE:
-        return _write_outputs(request, served, result)
-    values = finished(result.rows.values, request, served.output)
-    bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
     head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
     head["model"] = served.model
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        return _raw_body(values, bounds, request, head, result)
-    key = "embeddings" if request.multivector else "embedding"
-    entries = row_entries(values, bounds, request, key)
-    data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
-    put_errors(data, result, key)
-    tail = {"usage": usage_object(result.usage)}
-    content = json_object_with(head, "data", data, tail, width=values.shape[1])
+        return _raw_body(request, served, head, result)
+    if request.outputs or served.output.kind is OutputKind.SPARSE:
+        data = _named_outputs(request, served, result)
+        width = sum([rows.values.size for rows in result.outputs.values()]) // max(1, len(data))
+    else:
+        values = finished(result.rows.values, request, served.output)
+        bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
+        key, width = "embeddings" if request.multivector else "embedding", values.shape[1]
+        entries = row_entries(values, bounds, request, key)
+        data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
+        put_errors(data, result, key)
+    content = json_object_with(head, "data", data, {"usage": usage_object(result.usage)}, width=width)
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
-def _write_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    """OpenAI's list with the outputs that were named, each under a key of its own.
+def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> list[dict[str, Any]]:
+    """Write the outputs of each input that were named, each under a key of its own.
 
     ``embedding`` is always there, of the type that clients expect: without a dense vector it is empty.
     """
-    head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
-    head["model"] = served.model
-    if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        (output,) = served.asked(request.outputs)
-        bounds = result.rows.bounds if output.kind is OutputKind.TOKENS else None
-        return _raw_body(finished(result.rows.values, request, output), bounds, request, head, result)
     encoded = request.encoding_format is EncodingFormat.BASE64
     entries: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": "" if encoded else []}
@@ -774,9 +764,7 @@ def _write_outputs(request: EmbeddingsRequest, served: Served, result: Result) -
             "embedding": None,
             "error": error_object(error),
         }
-    width = sum([rows.values.size for rows in result.outputs.values()]) // max(1, len(entries))
-    content = json_object_with(head, "data", entries, {"usage": usage_object(result.usage)}, width=width)
-    return ResponseBody(content=content, media_type="application/json", headers={})
+    return entries
 
 
 def sparse_object(rows: Rows, request: EmbeddingsRequest, served: Served) -> dict[str, Any]:
@@ -832,11 +820,7 @@ def bytes_body(values: Values, metadata: dict[str, Any], result: Result) -> Resp
 
 
 def _raw_body(
-    values: Values,
-    bounds: npt.NDArray[np.int64] | None,
-    request: EmbeddingsRequest,
-    head: dict[str, Any],
-    result: Result,
+    request: EmbeddingsRequest, served: Served, head: dict[str, Any], result: Result
 ) -> ResponseBody:
     """The rows one after another, and a ``metadata`` header that says how to read them.
 
@@ -844,6 +828,9 @@ def _raw_body(
     grows with the batch runs into the limits of clients and proxies. Of token vectors it also says which
     are an input's.
     """
+    (output,) = served.asked(request.outputs)
+    bounds = result.rows.bounds if output.kind is OutputKind.TOKENS else None
+    values = finished(result.rows.values, request, output)
     failures = result.errors
     if failures and bounds is None:
         values = values.copy()  # it may be the engine's own, read-only
@@ -889,9 +876,8 @@ def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
     if request.outputs or served.output.kind is OutputKind.SPARSE:
         request = _named(request, served)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
-        raise InvalidInput(
-            f"return_multivector: {served.model!r} gives one vector for each input, and none for its tokens",
-            param="return_multivector",
+        raise InvalidInput.at(
+            "return_multivector", f"{served.model!r} gives one vector for each input, and none for its tokens"
         )
     return Translated(request=request, write=partial(write_embeddings, request, served))
 
@@ -906,15 +892,11 @@ def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
         _check_weights(request)
     raw = request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY)
     if raw and (len(outputs) > 1 or outputs[0].kind is OutputKind.SPARSE):
-        raise InvalidInput(
-            "encoding_format: bytes hold vectors of one output alone; ask for base64 or float",
-            param="encoding_format",
+        raise InvalidInput.at(
+            "encoding_format", "bytes hold vectors of one output alone; ask for base64 or float"
         )
     if request.multivector:
-        raise InvalidInput(
-            "return_multivector: contradicts output_types, which names token vectors",
-            param="return_multivector",
-        )
+        raise InvalidInput.at("return_multivector", "contradicts output_types, which names token vectors")
     if len(outputs) == 1 and outputs[0] is served.output and outputs[0].kind is not OutputKind.TOKENS:
         return replace(request, outputs=())
     return request
@@ -923,15 +905,12 @@ def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
 def _check_weights(request: EmbeddingsRequest) -> None:
     """Raise ``InvalidInput`` for what only vectors have."""
     if request.dtype is not EmbedDtype.FLOAT32:
-        raise InvalidInput(
-            f"{request.dtype_param}: {request.dtype.value} is a type of vectors, and weights are numbers",
-            param=request.dtype_param,
+        raise InvalidInput.at(
+            request.dtype_param, f"{request.dtype.value} is a type of vectors, and weights are numbers"
         )
     if request.dimensions is not None:
         param = request.dimensions_param
-        raise InvalidInput(
-            f"{param}: weights have no width; max_active_dims bounds how many there are", param=param
-        )
+        raise InvalidInput.at(param, "weights have no width; max_active_dims bounds how many there are")
 
 
 def _routes(service: Service) -> list[ApiRoute]:

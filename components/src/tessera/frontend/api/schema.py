@@ -192,15 +192,7 @@ DESCRIBED: Final[dict[str, Schema]] = {
     "source": {
         "description": "What of a hub is served, null for a directory. `cached` says why a copy from before "
         "is used though the hub has not confirmed it.",
-        "anyOf": [
-            object_of(
-                repository=TEXT,
-                revision=TEXT,
-                commit=TEXT,
-                cached=MAYBE_TEXT,
-            ),
-            {"type": "null"},
-        ],
+        **nullable(object_of(repository=TEXT, revision=TEXT, commit=TEXT, cached=MAYBE_TEXT)),
     },
 }
 """What ``service.described`` says of a model."""

@@ -16,11 +16,12 @@ from tessera import wire
 from tessera.checkpoint.origin import origin
 from tessera.errors import TesseraError
 from tessera.frontend.api.routes import ApiRoute, get_route
-from tessera.frontend.api.schema import DESCRIBED, MAYBE_TEXT, TEXT, WHOLE, Schema, object_of
+from tessera.frontend.api.schema import DESCRIBED, MAYBE_TEXT, TEXT, WHOLE, Schema, nullable, object_of
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.served import ServedModel
 from tessera.rpc import Peers
+from tessera.tasks import SingleFlight
 
 _MAX_AGE_SECONDS: Final = 1.0
 _ASK_SECONDS: Final = 1.0
@@ -55,19 +56,15 @@ class StatusBoard:
         self._metrics = metrics
         self._shown: list[dict[str, Any]] = []
         self._asked_at = -_MAX_AGE_SECONDS
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: SingleFlight[None] = SingleFlight()
 
     async def read(self) -> dict[str, Any]:
         """Every worker with its ``state``, which is null where it did not answer within a second.
 
         What is said of the first model stands at the top, too.
         """
-        if self._asking is None and time.monotonic() - self._asked_at >= _MAX_AGE_SECONDS:
-            self._asking = asyncio.create_task(self._ask_all(), name="status")
-            self._asking.add_done_callback(self._asked)
-        if self._asking is not None:
-            # A viewer who leaves must not take the answer away from the others.
-            await asyncio.shield(self._asking)
+        if time.monotonic() - self._asked_at >= _MAX_AGE_SECONDS:
+            await self._asking.run("", self._ask_all)
         frontend = {"requests_in_flight": self._in_flight(), **self._counted()}
         models = [{**model, **self._counted(model=model["model"])} for model in self._shown]
         first = self._shown[0] if self._shown else {"workers": []}
@@ -84,9 +81,6 @@ class StatusBoard:
         workers = await asyncio.gather(*(_ask_each(model) for model in models))
         self._shown = [{**model.head, "workers": found} for model, found in zip(models, workers, strict=True)]
         self._asked_at = time.monotonic()
-
-    def _asked(self, _: asyncio.Task[None]) -> None:
-        self._asking = None
 
 
 async def _ask_each(model: Shown) -> list[dict[str, Any]]:
@@ -119,16 +113,13 @@ async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, 
 
 
 _COUNTS: Final[Schema] = {"type": "object", "additionalProperties": WHOLE}
-_STATE: Final[Schema] = {
-    "anyOf": [
-        object_of(
-            queued={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
-            cache={"anyOf": [_COUNTS, {"type": "null"}]},
-            slab={"anyOf": [_COUNTS, {"type": "null"}]},
-        ),
-        {"type": "null"},
-    ]
-}
+_STATE: Final = nullable(
+    object_of(
+        queued={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+        cache=nullable(_COUNTS),
+        slab=nullable(_COUNTS),
+    )
+)
 _WORKERS: Final[Schema] = {
     "type": "array",
     "items": object_of(instance=TEXT, role=TEXT, dtype=TEXT, rounding=TEXT, state=_STATE),

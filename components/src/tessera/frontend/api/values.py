@@ -5,18 +5,22 @@ Lists and objects are counted before a body is parsed, and strings that are no t
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-import numpy as np
 import orjson
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.pieces import Parser, filled, in_pieces, without_lists, without_long_strings
+from tessera.frontend.api.pieces import (
+    Parser,
+    filled,
+    in_pieces,
+    more_outside_strings,
+    without_lists,
+    without_long_strings,
+)
 
 INT32: Final = 2**31 - 1
 _CLIP = 80
@@ -32,13 +36,8 @@ BRACKETS_AN_INPUT: Final = 24
 _VALUES: Final = 21
 # Values that are not in lists of numbers: 600,000 strings take 60 ms to parse.
 _OTHER_VALUES: Final = 3
-_ELEMENTS: Final = 500_000
 # Larger bodies are parsed in pieces: 57 MB with accents keep the interpreter for 0.3 s.
 _WHOLE_BYTES: Final = 4 << 20
-# As long as what numpy works on stays in the processor's cache.
-_PIECE_BYTES: Final = 1 << 18
-_QUOTE: Final = ord('"')
-_HALF_A_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Json = object
 """A parsed JSON value: dict, list, str, int, float, bool or None."""
@@ -91,7 +90,7 @@ def clip(text: str) -> str:
 
 
 def expected(param: str, what: str, found: Json) -> InvalidInput:
-    return InvalidInput(f"{param}: expected {what}, found {summarize(found)}", param=param)
+    return InvalidInput.at(param, f"expected {what}, found {summarize(found)}")
 
 
 def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> None:
@@ -102,7 +101,7 @@ def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> N
     path = join(param, clip(key))
     close = get_close_matches(clip(key), allowed, n=1)
     meant = f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(sorted(allowed))}"
-    raise InvalidInput(f"{path}: unknown key; {meant}", param=path)
+    raise InvalidInput.at(path, f"unknown key; {meant}")
 
 
 def join(param: str, key: str) -> str:
@@ -156,25 +155,30 @@ def _read_in_pieces(raw: bytes, content_type: str, brackets: int) -> Json:
         value = filled(in_pieces(rest, parser), taken)
     except orjson.JSONDecodeError as error:
         raise _not_json(content_type, error.msg) from None
-    if not parser.fault:
-        return value
-    faults: list[InvalidInput] = []
-    marked = _marked(value, "", faults)
-    return _judged(marked, faults[0] if faults else None, content_type, parser.fault)
+    return value if parser.fault is None else _judged(value, content_type, parser.fault.msg)
 
 
 def _read_marked(raw: bytes, content_type: str, error: orjson.JSONDecodeError) -> Json:
     """Parse a body that the strict parser refused; raises ``InvalidInput`` unless strings alone are wrong."""
-    return _judged(*_with_marks(raw), content_type, str(error))
+    try:
+        value = Parser().parse(raw)
+    except orjson.JSONDecodeError:
+        raise _not_json(content_type, str(error)) from None
+    return _judged(value, content_type, str(error))
 
 
-def _judged(marked: Json, first: InvalidInput | None, content_type: str, why: str) -> Json:
-    """Return a marked body to a client that wants the other inputs' vectors; others get the first error."""
-    if first is None:
+def _judged(value: Json, content_type: str, why: str) -> Json:
+    """Return a body with marks to a client that wants the other inputs' vectors; others get the first error.
+
+    A ``NoText`` stands in it for each string that is no text.
+    """
+    faults: list[InvalidInput] = []
+    marked = _marked(value, "", faults)
+    if not faults:
         raise _not_json(content_type, why) from None
     if isinstance(marked, dict) and marked.get("partial") is True:
         return marked
-    raise first from None
+    raise faults[0] from None
 
 
 def _not_json(content_type: str, why: str) -> InvalidInput:
@@ -182,70 +186,6 @@ def _not_json(content_type: str, why: str) -> InvalidInput:
     named = kind and not kind.endswith(("/json", "+json"))
     other = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
     return InvalidInput(f"the body is not valid JSON{other}: {why}")
-
-
-def more_outside_strings(raw: bytes, marks: bytes, most: int) -> bool:
-    """Whether more than ``most`` of the characters ``marks`` stand outside the strings of a JSON text.
-
-    Where it is no JSON, that holds for what stands before the first fault: a parser reads no further.
-    """
-    return _more_anywhere(raw, marks, most) and _more_outside(raw, marks, most)
-
-
-def _more_anywhere(raw: bytes, marks: bytes, most: int) -> bool:
-    """Whether there are more even with those inside strings, which most bodies do not have: 0.8 ms a MB."""
-    found = 0
-    for at in range(0, len(raw), _PIECE_BYTES):
-        found += sum(raw.count(mark, at, at + _PIECE_BYTES) for mark in marks)
-        if found > most:
-            return True
-    return False
-
-
-def _more_outside(raw: bytes, marks: bytes, most: int) -> bool:
-    """Whether there are more without those inside strings: 6 ms a MB, whatever the strings are."""
-    found, at, within = 0, 0, 0
-    while at < len(raw) and found <= most:
-        piece = raw[at : at + _PIECE_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            # It ends behind the first half of an escape.
-            piece = raw[at : at + _PIECE_BYTES + 1]
-        at += len(piece)
-        plain = np.frombuffer(piece.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-        # Odd within a string, its first quote included.
-        quotes = np.cumsum((plain == _QUOTE).view(np.uint8), dtype=np.uint8) + np.uint8(within)
-        outside = quotes & 1 == 0
-        found += sum(int(np.count_nonzero((plain == mark) & outside)) for mark in marks)
-        within = int(quotes[-1]) & 1 if len(quotes) else within
-    return found > most
-
-
-def _with_marks(raw: bytes) -> tuple[Json, InvalidInput | None]:
-    """Parse a body that the strict parser refused for a string that is no text.
-
-    Gives the body with a ``NoText`` for each such string, and the error for the first; None for a body in
-    which something else is wrong.
-    """
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        text = raw.decode("utf-8", "surrogateescape")
-    else:
-        if not _HALF_A_PAIR.search(raw):
-            return None, None
-    # The parser of the standard library is slow, and holds everybody up.
-    if more_outside_strings(raw, b",", _ELEMENTS):
-        return None, None
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None, None
-    faults: list[InvalidInput] = []
-    return _marked(value, "", faults), faults[0] if faults else None
-
-
-def _refuse(constant: str) -> Json:
-    raise ValueError(constant)
 
 
 def _marked(value: Json, path: str, faults: list[InvalidInput]) -> Json:
@@ -288,9 +228,7 @@ def reject_inert(body: JsonObject, inert: Mapping[str, tuple[Json, ...]]) -> Non
         if value is None or any(value == good and type(value) is type(good) for good in harmless):
             continue
         allowed = ", ".join(summarize(good) for good in (None, *harmless))
-        raise InvalidInput(
-            f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
-        )
+        raise InvalidInput.at(name, f"not supported; accepted only as {allowed}, found {summarize(value)}")
 
 
 def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
@@ -303,10 +241,22 @@ def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     name, value = given[0]
     for other, contradiction in given[1:]:
         if contradiction != value:
-            raise InvalidInput(
-                f"{other}: {summarize(contradiction)} contradicts {name}: {summarize(value)}", param=other
-            )
+            raise InvalidInput.at(other, f"{summarize(contradiction)} contradicts {name}: {summarize(value)}")
     return value, name
+
+
+def known_object(value: Json, param: str, what: str, known: Collection[str]) -> JsonObject:
+    """The object itself, if it has no other keys than the ``known`` ones; ``what`` is for the error."""
+    if not isinstance(value, dict):
+        raise expected(param, what, value)
+    reject_unknown(value, known, param)
+    return value
+
+
+def plain_list(value: Json, param: str, what: str = "a list") -> list[Json]:
+    if not isinstance(value, list):
+        raise expected(param, what, value)
+    return value
 
 
 def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
@@ -332,8 +282,8 @@ def string(value: Json, param: str, what: str = "a string") -> str:
 def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
     """``what`` is for the error; one for a number that is too large says that, however it is written."""
     if isinstance(value, int | float) and value > high:
-        raise InvalidInput(
-            f"{param}: expected {what}, and {summarize(value)} is too large: the most is {high}", param=param
+        raise InvalidInput.at(
+            param, f"expected {what}, and {summarize(value)} is too large: the most is {high}"
         )
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise expected(param, what, value)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import orjson
 from opentelemetry.trace import Span
@@ -121,16 +122,13 @@ class AnswerCounts:
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self._metrics = metrics
-        self._bound: dict[tuple[str, int, str | None, str], Callable[[float], None]] = {}
+        self._bound = cache(self._bind)
 
     def count(self, route: str, status: int, code: str | None, model: str, seconds: float) -> None:
         """``model`` is empty where it was not known; ``code`` is that of an error."""
-        counted = route, status, code, model
-        count = self._bound.get(counted) or self._bind(counted)
-        count(seconds)
+        self._bound(route, status, code, model)(seconds)
 
-    def _bind(self, counted: tuple[str, int, str | None, str]) -> Callable[[float], None]:
-        route, status, code, model = counted
+    def _bind(self, route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
         requests = self._metrics.requests.labels(route, str(status), model).inc
         latency = self._metrics.latency.labels(route, model).observe
         errors = self._metrics.errors.labels(route, code, model).inc if code is not None else None
@@ -141,7 +139,6 @@ class AnswerCounts:
             if errors is not None:
                 errors()
 
-        self._bound[counted] = count
         return count
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES, Description, header_length, parse_header
 from tessera.dtypes import FLOATS, DType, from_bfloat16_bits
@@ -65,25 +66,22 @@ def read_embeddings(
     stored_grid = tensors.pop(GRID, None)
     name, tensor = next(iter(tensors.items()), (None, None))
     if name is None or tensor is None:
-        raise InvalidInput(f"{param}: the safetensors file holds no tensor of rows", param=param)
+        raise InvalidInput.at(param, "the safetensors file holds no tensor of rows")
     kind, shape = _STORED.get(tensor.dtype), tensor.shape
     if kind is None:
-        raise UnsupportedMedia(
-            f"{param}: the tensor's dtype {tensor.dtype[:16]!r} is none of {', '.join(_STORED)}", param=param
+        raise UnsupportedMedia.at(
+            param, f"the tensor's dtype {tensor.dtype[:16]!r} is none of {', '.join(_STORED)}"
         )
     if len(shape) == 3 and shape[0] == 1:
         shape = shape[1:]
     if len(shape) != 2 or shape[0] < 1 or shape[1] != row_width:
-        raise InvalidInput(
-            f"{param}: expected a tensor [tokens, {row_width}] or [1, tokens, {row_width}], "
+        raise InvalidInput.at(
+            param,
+            f"expected a tensor [tokens, {row_width}] or [1, tokens, {row_width}], "
             f"found {list(shape)} in {name[:40]!r}",
-            param=param,
         )
     values = _values(data, tensor, kind.itemsize, param)
-    if not _in_range(values, kind):
-        raise InvalidInput(
-            f"{param}: the tensor holds values that are not finite or beyond {_LARGEST:g}", param=param
-        )
+    check_values(_numbers(values, kind), "the tensor holds", param)
     if grid is None and stored_grid is not None:
         grid = _grid(data, stored_grid, param)
     return LoadedEmbeddings(
@@ -95,21 +93,21 @@ def _values(data: bytes, tensor: Description, itemsize: int, param: str) -> byte
     base = LENGTH_BYTES + header_length(data)
     values = data[base + tensor.start : base + tensor.stop]
     if len(values) != prod(tensor.shape) * itemsize or tensor.stop - tensor.start != len(values):
-        raise InvalidInput(f"{param}: the tensor's offsets do not fit its shape or the file", param=param)
+        raise InvalidInput.at(param, "the tensor's offsets do not fit its shape or the file")
     return values
 
 
 def _grid(data: bytes, tensor: Description, param: str) -> tuple[int, int, int]:
     kind = _WHOLE.get(tensor.dtype)
     if kind is None or tensor.shape not in ((3,), (1, 3)):
-        raise InvalidInput(
-            f"{param}: expected {GRID} as int32 or int64 [3] or [1, 3], "
+        raise InvalidInput.at(
+            param,
+            f"expected {GRID} as int32 or int64 [3] or [1, 3], "
             f"found {tensor.dtype[:16]} {list(tensor.shape)}",
-            param=param,
         )
     t, h, w = np.frombuffer(_values(data, tensor, kind.itemsize, param), kind).tolist()
     if not all(0 < side < MAX_SIDE for side in (t, h, w)):
-        raise InvalidInput(f"{param}: expected positive numbers in {GRID}, found {[t, h, w]}", param=param)
+        raise InvalidInput.at(param, f"expected positive numbers in {GRID}, found {[t, h, w]}")
     return t, h, w
 
 
@@ -118,16 +116,16 @@ def _tensors(data: bytes, param: str) -> dict[str, Description]:
     length = header_length(data)
     after = len(data) - LENGTH_BYTES
     if after < 1 or length > min(after, _MAX_HEADER_BYTES):
-        raise InvalidInput(f"{param}: not a safetensors file, or its header is too long", param=param)
+        raise InvalidInput.at(param, "not a safetensors file, or its header is too long")
     try:
         entries = parse_header(data[LENGTH_BYTES : LENGTH_BYTES + length])
     except ValueError:
-        raise InvalidInput(f"{param}: the safetensors header is not valid JSON", param=param) from None
+        raise InvalidInput.at(param, "the safetensors header is not valid JSON") from None
     except TypeError:
         entries = {}
     found = [name for name, entry in entries.items() if isinstance(entry, dict)]
     if not found:
-        raise InvalidInput(f"{param}: the safetensors file holds no tensor", param=param)
+        raise InvalidInput.at(param, "the safetensors file holds no tensor")
     rows = next((name for name in found if name != GRID), None)
     return {name: _described(entries[name], param) for name in (rows, GRID) if name in found}
 
@@ -141,14 +139,18 @@ def _described(entry: object, param: str) -> Description:
         ):
             raise ValueError("has a malformed header entry")
     except ValueError:
-        raise InvalidInput(f"{param}: the safetensors header describes no tensor", param=param) from None
+        raise InvalidInput.at(param, "the safetensors header describes no tensor") from None
     return tensor
 
 
-def _in_range(values: bytes, kind: DType) -> bool:
+def _numbers(values: bytes, kind: DType) -> npt.NDArray[Any]:
     if kind.numpy is None:
-        found = from_bfloat16_bits(np.frombuffer(values, "<u2"))
-    else:
-        found = np.frombuffer(values, kind.numpy)
+        return from_bfloat16_bits(np.frombuffer(values, "<u2"))
+    return np.frombuffer(values, kind.numpy)
+
+
+def check_values(values: npt.NDArray[Any], what: str, param: str) -> None:
+    """Raise ``InvalidInput`` for what float16 does not hold, so that no engine's type makes it infinite."""
     # A comparison with a NaN is false.
-    return bool((np.abs(found) <= _LARGEST).all())
+    if not (np.abs(values) <= _LARGEST).all():
+        raise InvalidInput.at(param, f"{what} values that are not finite or beyond {_LARGEST:g}")

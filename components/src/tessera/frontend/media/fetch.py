@@ -161,13 +161,12 @@ class Fetcher:
         limits: ImageLimits | None = None,
         *,
         resolver: Resolver | None = None,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
         self._max_bytes = (limits or ImageLimits()).max_bytes
         self._system = SystemResolver()
         options: dict[str, Any] = {
-            "ssl_context": ssl_context or _authorities(),
+            "ssl_context": _authorities(),
             "max_connections": policy.max_fetches,
             "max_keepalive_connections": 16,
             "keepalive_expiry": 15.0,
@@ -194,8 +193,8 @@ class Fetcher:
                 async with self._turns.slot(budget.client):
                     return await self._bounded(target, param, budget)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"{param}: the request's time ran out while fetching from {target.host[:80]}", param=param
+            raise DeadlineExceeded.at(
+                param, f"the request's time ran out while fetching from {target.host[:80]}"
             ) from None
         finally:
             _CLIENT.reset(before)
@@ -313,16 +312,16 @@ def _parse(url: str, param: str) -> httpx2.URL:
         # service and another one to this service.
         agreed = urlsplit(url).hostname or ""
     except (httpx2.InvalidURL, ValueError, TypeError):
-        raise MediaFetchError(f"{param}: not a valid URL", param=param) from None
+        raise MediaFetchError.at(param, "not a valid URL") from None
     if target.scheme not in ("http", "https") or not target.host:
-        raise MediaFetchError(f"{param}: expected an http or https URL with a host", param=param)
+        raise MediaFetchError.at(param, "expected an http or https URL with a host")
     if not 0 < (target.port or 80) < 65536:
-        raise MediaFetchError(f"{param}: the URL's port is out of range", param=param)
+        raise MediaFetchError.at(param, "the URL's port is out of range")
     if target.userinfo or "@" in urlsplit(url).netloc:
-        raise MediaFetchError(f"{param}: a URL may not carry a user name or password", param=param)
+        raise MediaFetchError.at(param, "a URL may not carry a user name or password")
     host = target.raw_host.decode("ascii").strip("[]").lower()
     if "\\" in url or "%" in host or (agreed.isascii() and agreed != host):
-        raise MediaFetchError(f"{param}: the URL's host is ambiguous", param=param)
+        raise MediaFetchError.at(param, "the URL's host is ambiguous")
     return target
 
 
@@ -338,8 +337,8 @@ def _redirected(target: httpx2.URL, location: str, param: str) -> httpx2.URL:
 
 
 def _failed(target: httpx2.URL, param: str, what: str) -> MediaFetchError:
-    return MediaFetchError(f"{param}: {target.host[:80]} {what}", param=param)
+    return MediaFetchError.at(param, f"{target.host[:80]} {what}")
 
 
 def _too_large(target: httpx2.URL, param: str, limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"{param}: {target.host[:80]} sent more than {limit} bytes", param=param)
+    return PayloadTooLarge.at(param, f"{target.host[:80]} sent more than {limit} bytes")

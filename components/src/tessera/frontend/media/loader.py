@@ -72,19 +72,19 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
 def refuse_path(text: str, param: str) -> None:
     """Raise ``InvalidInput`` where an image is named by a path of the client's."""
     if _PATH.fullmatch(text):
-        raise InvalidInput(
-            f"{param}: that is a path; send the file as a data URL, data:image/jpeg;base64,...", param=param
+        raise InvalidInput.at(
+            param, "that is a path; send the file as a data URL, data:image/jpeg;base64,..."
         )
 
 
 def _unlike(param: str, missing: str) -> InvalidInput:
-    return InvalidInput(f"{param}: expected a data URL with {missing}", param=param)
+    return InvalidInput.at(param, f"expected a data URL with {missing}")
 
 
 def _lenient(payload: str, param: str, *, bare: bool) -> bytes:
     """Return the bytes of base64 that may lack its padding; ``bare`` says that it came without a URL."""
     if not payload:
-        raise InvalidInput(f"{param}: the data URL is empty", param=param)
+        raise InvalidInput.at(param, "the data URL is empty")
     data = _strict(payload + "=" * (-len(payload) % 4))
     if data is None:
         # The module's own message can quote the input. A payload that came without a URL around it may be
@@ -92,7 +92,7 @@ def _lenient(payload: str, param: str, *, bare: bool) -> bytes:
         why = "the data URL is not valid base64"
         if bare:
             why = "not valid base64; an image is base64, or a data, http, https or file URL"
-        raise InvalidInput(f"{param}: {why}", param=param)
+        raise InvalidInput.at(param, f"{why}")
     return data
 
 
@@ -125,13 +125,13 @@ def _plain(payload: str, param: str, max_bytes: int) -> str:
         raise _payload_too_large(param, max_bytes)
     if "-" in payload or "_" in payload:
         if "+" in payload or "/" in payload:
-            raise InvalidInput(f"{param}: the data URL mixes two base64 alphabets", param=param)
+            raise InvalidInput.at(param, "the data URL mixes two base64 alphabets")
         payload = payload.translate(_FROM_URL_SAFE)
     return payload
 
 
 def _payload_too_large(param: str, max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"{param}: the data URL holds more than {max_bytes} bytes", param=param)
+    return PayloadTooLarge.at(param, f"the data URL holds more than {max_bytes} bytes")
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -149,11 +149,9 @@ def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> by
     message for all, so that it does not tell which files exist; ``PayloadTooLarge`` above ``max_bytes``.
     """
     if root is None:
-        raise MediaFetchError(
-            f"{param}: local files are not served here; send the bytes as a data URL", param=param
-        )
+        raise MediaFetchError.at(param, "local files are not served here; send the bytes as a data URL")
     path = _path(url, param)
-    refused = MediaFetchError(f"{param}: no readable file below the allowed directory", param=param)
+    refused = MediaFetchError.at(param, "no readable file below the allowed directory")
     try:
         top = root.resolve(strict=True)
         parts = path.resolve(strict=True).relative_to(top).parts
@@ -184,7 +182,7 @@ def _read(descriptor: int, max_bytes: int, param: str) -> bytes:
 
 
 def _too_large(param: str, max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"{param}: the file has more than {max_bytes} bytes", param=param)
+    return PayloadTooLarge.at(param, f"the file has more than {max_bytes} bytes")
 
 
 def _path(url: str, param: str) -> Path:
@@ -193,12 +191,12 @@ def _path(url: str, param: str) -> Path:
     try:
         parsed = urlsplit(url)
     except ValueError:
-        raise InvalidInput(f"{param}: not a valid file URL", param=param) from None
+        raise InvalidInput.at(param, "not a valid file URL") from None
     path = unquote(parsed.path)
     if parsed.scheme != "file" or parsed.netloc not in ("", "localhost") or not path.startswith("/"):
-        raise InvalidInput(f"{param}: expected a file URL with an absolute path and no host", param=param)
+        raise InvalidInput.at(param, "expected a file URL with an absolute path and no host")
     if parsed.query or parsed.fragment:
-        raise InvalidInput(f"{param}: a file URL has no query or fragment", param=param)
+        raise InvalidInput.at(param, "a file URL has no query or fragment")
     return Path(path)
 
 
@@ -253,9 +251,8 @@ class MediaBudget:
         """Raises ``PayloadTooLarge`` naming ``param`` when the request's images are too many bytes."""
         self.taken += nbytes
         if self.taken > self.limit:
-            raise PayloadTooLarge(
-                f"{param}: the images of this request are larger than {self.limit} bytes together",
-                param=param,
+            raise PayloadTooLarge.at(
+                param, f"the images of this request are larger than {self.limit} bytes together"
             )
 
 
@@ -339,7 +336,7 @@ class MediaLoader:
             budget.take(len(data), param=param)
             return data
         refuse_path(source.url, param)
-        raise InvalidInput(f"{param}: expected a data, http, https or file URL", param=param)
+        raise InvalidInput.at(param, "expected a data, http, https or file URL")
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -354,14 +351,11 @@ def _claims_tensor(source: ImageSource) -> bool:
     url = source.url
     scheme = url[:8].lower()
     if scheme.startswith(_LOCAL) and url.lower().endswith(UNSAFE_SUFFIXES):
-        raise UnsupportedMedia(
-            f"{source.param}: files that can hold pickles are not read; use {SUFFIX}", param=source.param
-        )
+        raise UnsupportedMedia.at(source.param, f"files that can hold pickles are not read; use {SUFFIX}")
     named = scheme.startswith((*_LOCAL, *_WEB)) and url.lower().endswith(SUFFIX)
     if (source.embeddings or named) and scheme.startswith(_WEB):
-        raise UnsupportedMedia(
-            f"{source.param}: embeddings are taken from an allowed local path or inline, not from a URL",
-            param=source.param,
+        raise UnsupportedMedia.at(
+            source.param, "embeddings are taken from an allowed local path or inline, not from a URL"
         )
     return source.embeddings or named
 

@@ -186,8 +186,7 @@ class Router:
     Zadimoghaddam, 2018). A worker that joins or leaves moves only the images that hash to it.
     """
 
-    def __init__(self, *, factor: float = LOAD_FACTOR, slack: int = LOAD_SLACK) -> None:
-        self._factor = factor
+    def __init__(self, *, slack: int = LOAD_SLACK) -> None:
         self._slack = slack
         self.loads = Loads()
 
@@ -196,7 +195,7 @@ class Router:
         return self.loads.least(instances)
 
     def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
-        bound = self._factor * sum(self.loads[instance] for instance in instances) / len(instances)
+        bound = LOAD_FACTOR * sum(self.loads[instance] for instance in instances) / len(instances)
         ranking = sorted(instances, key=lambda instance: _weight(digest, instance), reverse=True)
         for instance in ranking:
             if self.loads[instance] <= bound + self._slack:

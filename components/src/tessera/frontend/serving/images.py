@@ -14,13 +14,13 @@ from operator import itemgetter
 from typing import Final
 
 import msgspec
-import numpy as np
 from blake3 import blake3
 
 from tessera import wire
 from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
+from tessera.frontend.media.embeddings import check_values
 from tessera.frontend.request import Image, Input, PixelSource
 from tessera.frontend.serving.dispatch import Call
 from tessera.models.base import Model, VisionSpec
@@ -39,18 +39,19 @@ class KnownImage:
 
 # A digest, an image's size, and when it was remembered, in nanoseconds of the clock that processes share.
 _KNOWN = struct.Struct("<32sIIq")
+_MOST_NAMES: Final = 4096
 
 
 class KnownMedia:
-    """The last ``most`` names of each client; owned by one event loop.
+    """The last 4,096 names of each client; owned by one event loop.
 
     A name is only ever looked up for the client that gave it: guessing another one's names leads nowhere.
     What it stands for is what that client sent last under it; images themselves are not kept. With a
     ``shared`` cache that is what it sent to any frontend of the group.
     """
 
-    def __init__(self, most: int = 4096, shared: SharedCache | None = None) -> None:
-        self._clients: defaultdict[str, BoundedLru[str, bytes]] = defaultdict(lambda: BoundedLru(most))
+    def __init__(self, shared: SharedCache | None = None) -> None:
+        self._clients: defaultdict[str, BoundedLru[str, bytes]] = defaultdict(lambda: BoundedLru(_MOST_NAMES))
         self._shared = shared
 
     def remember(self, client: str, name: str, known: KnownImage) -> None:
@@ -189,7 +190,7 @@ class ImageReader:
         known = self._known.find(client, uuid)
         if known is None:
             # To the client it is the same as one that a worker has no rows of any more.
-            raise MediaNotCached(f"{param}: no image is known by this uuid; send it again", param=param)
+            raise MediaNotCached.at(param, "no image is known by this uuid; send it again")
         return self._vision(known, b"", param)
 
     def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
@@ -207,33 +208,23 @@ def _salted(vision: Vision, salt: bytes) -> Vision:
     return replace(vision, payload=msgspec.structs.replace(vision.payload, digest=digest))
 
 
-# As for rows that a client computed: what float16 holds, so that no engine's type makes it infinite.
-_LARGEST: Final = 65504.0
-
-
 def _normalised(source: PixelSource, vision: VisionSpec) -> Vision:
     """Pixels as they travel; raises ``InvalidInput`` for another type or shape, and what is not finite."""
     values, param = source.values, source.param
     if not vision.independent_units:
-        raise InvalidInput(
-            f"{param}: this model takes image files; normalised pixels are taken where images are tiles",
-            param=param,
+        raise InvalidInput.at(
+            param, "this model takes image files; normalised pixels are taken where images are tiles"
         )
     kind = values.dtype.newbyteorder("=").name
     if kind not in ("float32", "float16"):
-        raise InvalidInput(f"{param}: expected float32 or float16 pixels, found {values.dtype}", param=param)
+        raise InvalidInput.at(param, f"expected float32 or float16 pixels, found {values.dtype}")
     units = values.shape[0] if values.ndim else 0
     if values.shape[1:] != vision.unit_shape or not 1 <= units <= vision.max_units:
         shape = ", ".join(map(str, vision.unit_shape))
-        raise InvalidInput(
-            f"{param}: expected pixels [1 to {vision.max_units}, {shape}], found {list(values.shape)}",
-            param=param,
+        raise InvalidInput.at(
+            param, f"expected pixels [1 to {vision.max_units}, {shape}], found {list(values.shape)}"
         )
-    # A comparison with a NaN is false.
-    if not (np.abs(values) <= _LARGEST).all():
-        raise InvalidInput(
-            f"{param}: the pixels hold values that are not finite or beyond {_LARGEST:g}", param=param
-        )
+    check_values(values, "the pixels hold", param)
     data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     # No file's hash: what is kept of a file with these bytes is another image.
     digest = blake3(data, derive_key_context=f"tessera pixels {kind}").digest()
@@ -250,6 +241,4 @@ def _normalised(source: PixelSource, vision: VisionSpec) -> Vision:
 
 def _refused(entry: Input) -> TesseraError:
     param = entry.images[0].param
-    return entry.malformed or InvalidInput(
-        f"{param}: this model reads text alone, and here is an image", param=param
-    )
+    return entry.malformed or InvalidInput.at(param, "this model reads text alone, and here is an image")

@@ -151,10 +151,10 @@ class LongTexts:
         except ProcessLost as loss:
             if loss.why == "timeout":
                 raise call.deadline.exceeded(task.param) from None
-            raise InvalidInput(
-                f"{task.param}: this text cannot be tokenised: the tokenizer failed over it,"
+            raise InvalidInput.at(
+                task.param,
+                "this text cannot be tokenised: the tokenizer failed over it,"
                 f" or would take more than {_MEMORY_BYTES >> 30} GiB",
-                param=task.param,
             ) from None
         finally:
             stop.stop()

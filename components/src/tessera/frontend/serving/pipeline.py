@@ -150,11 +150,10 @@ def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str 
     """
     width = own if dimensions is None else dimensions
     if not 0 < width <= own:
-        raise InvalidInput(f"{param}: expected 1 to {own}, the model's own width, found {width}", param=param)
+        raise InvalidInput.at(param, f"expected 1 to {own}, the model's own width, found {width}")
     if dtype in _PACKED and width % 8:
-        raise InvalidInput(
-            f"{param}: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
-            param=param,
+        raise InvalidInput.at(
+            param, f"{dtype.value} packs eight values to a byte, and {width} is not a multiple of 8"
         )
     return width
 
@@ -432,9 +431,7 @@ def _refuse_images(inputs: Sequence[Input], limit: int) -> None:
     """Raise ``InvalidInput`` naming the first input over the limit of images in a request."""
     for entry, count in zip(inputs, accumulate(len(entry.images) for entry in inputs), strict=True):
         if count > limit:
-            raise InvalidInput(
-                f"{entry.param}: a request may hold {limit} images, and here are more", param=entry.param
-            )
+            raise InvalidInput.at(entry.param, f"a request may hold {limit} images, and here are more")
 
 
 def _scaled(rows: Rows, output: Output, *, normalize: bool) -> Rows:

@@ -231,7 +231,7 @@ class Prompter:
         except InvalidInput as error:
             return work._replace(visions=error)
         if prompt is not None and work.entry.instruction is not None:
-            contradiction = InvalidInput("prompt_name: contradicts instruction", param="prompt_name")
+            contradiction = InvalidInput.at("prompt_name", "contradicts instruction")
             return work._replace(visions=contradiction)
         return work._replace(prompt=prompt)
 
