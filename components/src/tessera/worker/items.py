@@ -49,14 +49,11 @@ class ItemReader:
             raise InvalidInput("the tokens are empty or not int32", param=item.param)
         unsigned = np.frombuffer(item.tokens, _UINT32)
         tokens = unsigned.view(_INT32)
-        # An id outside the table would read foreign memory on a GPU.
-        # A negative one is a large one when it is read as unsigned.
+        # An id outside the table would read foreign memory on a GPU; as unsigned a negative one is large.
         if np.maximum.reduce(unsigned) >= self._vocab_size:
             raise InvalidInput(f"token ids must be in 0..{self._vocab_size - 1}", param=item.param)
         if len(tokens) > self._max_tokens:
-            raise InvalidInput(
-                f"{len(tokens)} tokens are more than the model's {self._max_tokens}", param=item.param
-            )
+            raise InvalidInput(f"{len(tokens)} tokens are more than {self._max_tokens}", param=item.param)
         if item.images:
             return self._with_images(item, tokens, asked)
         if item.chunks:
