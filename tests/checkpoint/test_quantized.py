@@ -246,7 +246,9 @@ def with_tensors(source: Path, out: Path, tensors: Tensors) -> Path:
     return out
 
 
-_TOWER_PRODUCTS = tuple(f".{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"))
+_TOWER_PRODUCTS = tuple(
+    f".{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+)
 
 
 @pytest.mark.parametrize(

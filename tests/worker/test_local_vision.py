@@ -42,7 +42,9 @@ class Towers:
         token = np.array([self.model.vocab_size], "<i4").tobytes()
         items = tuple(
             wire.Item(
-                tokens=token, images=(msgspec.structs.replace(picture(seed), rows=1),), param=f"input[{index}]"
+                tokens=token,
+                images=(msgspec.structs.replace(picture(seed), rows=1),),
+                param=f"input[{index}]",
             )
             for index, seed in enumerate(seeds)
         )

@@ -345,8 +345,8 @@ class Picture:
         ``InvalidInput`` for an image that does not decode.
         """
         opened, self._opened = self._opened, None
-        if opened is None and (plain := plain_jpeg_image(self.data, self.size)) is not None:
-            return plain
+        if opened is None and (decoded := plain_jpeg_image(self.data, self.size)) is not None:
+            return decoded
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size

@@ -180,7 +180,7 @@ def test_a_query_is_bounded_by_its_own_length(path: Path, tmp_path: Path) -> Non
     model = open_model(path)
     whole = tokens(open_model(path, {"max_query_tokens": 4096}), query)
     assert len(whole) > 600
-    with pytest.raises(InvalidInput, match="x has .* over the limit of 512; truncation is off"):
+    with pytest.raises(InvalidInput, match="over the limit of 512; truncation is off"):
         tokens(model, query)
     # Cut in its text: the reference's cut would take the end of the turn.
     cut = tokens(model, query, Truncate.END)

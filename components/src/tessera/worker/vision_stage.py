@@ -80,8 +80,7 @@ class VisionStage:
             def rows(_: object) -> list[torch.Tensor]:
                 # Copies, so that no row keeps those of the whole batch, which may be page-locked.
                 return [
-                    rows.clone() if entry.out is None else rows
-                    for entry, rows in zip(work, out, strict=True)
+                    rows.clone() if entry.out is None else rows for entry, rows in zip(work, out, strict=True)
                 ]
 
             return engine.launch(batch, out).map(rows)
@@ -169,11 +168,11 @@ class VisionStage:
         request: wire.EmbedRequest | wire.EncodeRequest,
         on_cancelled: Callable[[], None] = lambda: None,
     ) -> tuple[torch.Tensor, wire.Timings]:
-        """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``; returns it.
+        """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
-        Without ``out`` they come as float32 in host memory, with those of the whole batch in one wait for the
-        device. ``request`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
-        ``on_cancelled`` is called.
+        Returns ``out``. Without it the rows come as float32 in host memory, with those of the whole batch in
+        one wait for the device. ``request`` is what they are for. When this is cancelled, ``out`` still
+        belongs to the engine until ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(image, out),

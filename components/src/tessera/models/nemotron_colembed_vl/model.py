@@ -75,7 +75,7 @@ class NemotronColEmbedVL(Qwen3VLBody):
         )
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        """As the base, within the bound of a query. The reference cuts a longer one, its template's end too."""
+        """As the base, within the bound of a query. The reference cuts its template's end, too."""
         if content.role is Role.QUERY:
             max_tokens = min(max_tokens, self._most_of_query)
         return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
