@@ -64,7 +64,8 @@ def test_texts_and_images_are_those_of_transformers(
 ) -> None:
     reference = reference_of(checkpoint)
     pictures = list(photos.values())
-    expected = np.stack([reference.answer(Given(parts=(each,))) for each in (*TEXTS, *pictures)])
+    given: list[str | bytes] = [*TEXTS, *pictures]
+    expected = np.stack([reference.answer(Given(parts=(each,))) for each in given])
     # The second time the images are cached.
     for _ in range(2):
         asked = [*TEXTS, *map(data_url, pictures)]
