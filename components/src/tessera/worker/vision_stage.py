@@ -74,7 +74,9 @@ class VisionStage:
             images = [entry.image for entry in work]
             batch = pack_images([image.pixels for image in images], [image.positions for image in images])
             sizes = [entry.image.pixels.plan.rows for entry in work if entry.out is None]
-            host = iter(placement.host_rows(sum(sizes), vision.row_width).split(sizes) if sizes else ())
+            host = iter(
+                torch.split(placement.host_rows(sum(sizes), vision.row_width), sizes) if sizes else ()
+            )
             out = [next(host) if entry.out is None else entry.out for entry in work]
 
             def rows(_: object) -> list[torch.Tensor]:
