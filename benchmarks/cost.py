@@ -32,7 +32,7 @@ from typing import Final
 
 from benchmarks import cpu, instructions, usage
 from benchmarks.checkpoint import add_vocabulary
-from benchmarks.free_family import DESCRIBED, installed
+from benchmarks.free_family import DESCRIBED, USUAL, installed
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
 from tessera_tools.load.bodies import Bodies, Body, HttpWorkload
@@ -46,8 +46,10 @@ WORKLOADS: Final = {
         HttpWorkload(name="text-32", tokens=32),
         HttpWorkload(name="text-128", tokens=128),
         HttpWorkload(name="tile", size=(512, 512)),
+        HttpWorkload(name="image", size=(512, 512), alone=True),
     )
 }
+_USUAL_INPUTS: Final = ("text-32", "text-128", "tile")
 _ROOT: Final = Path(__file__).parent.parent
 _FLOOR: Final = "floor"
 _BARE: Final = "bare"
@@ -231,7 +233,7 @@ def _ms(cost: Cost, spent: float) -> str:
 def _instructions(options: argparse.Namespace) -> int:
     """Count what a request has the frontend do, in millions of instructions; commits are counted in turns."""
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(installed())
+        checkpoint = stack.enter_context(installed(family=options.family))
         new = replace(_deployment(options, checkpoint), frontends=1)
         services = {"this": new}
         if options.against is not None:
@@ -295,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _instructions(options)
     services: dict[str, Costs] = {}
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(installed(options.vocabulary))
+        checkpoint = stack.enter_context(installed(options.vocabulary, options.family))
         load = Load(
             words=CheckpointWords(checkpoint),
             model_name=NAME,
@@ -338,7 +340,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     turns.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
     turns.add_argument("--beside", type=int, default=0, metavar="N", help="models that nobody asks")
     add_vocabulary(parser)
-    parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=_USUAL_INPUTS)
+    parser.add_argument("--family", default=USUAL, help="whose prompts and images are measured")
     parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--decoders", type=int, default=2, help="processes that decode images")

@@ -76,7 +76,9 @@ def _texts(body: Message) -> list[str]:
     if "input" in body:
         texts = body["input"]
         return [texts] if isinstance(texts, str) else texts
-    return [part["text"] for part in body["messages"][0]["content"] if part["type"] == "text"]
+    found = [part["text"] for part in body["messages"][0]["content"] if part["type"] == "text"]
+    # An image alone is a token.
+    return found or ["image"]
 
 
 async def _frontend(port: int, tokenizer: Tokenizer, *, bare: bool) -> None:

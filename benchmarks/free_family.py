@@ -1,8 +1,8 @@
 """A model family whose engines cost nothing, so that what is left is the service around them.
 
-Everything but the engines is that of the published ``llama_nemotron_vl``: its prompts, a tokenizer of 128,256
-tokens, tiles decoded from the image file, 256 rows of 2,048 numbers for a tile. The engines do no
-arithmetic: rows and vectors are whatever the memory holds, after a copy of the right size.
+Everything but the engines is that of a published family at full size. Of ``llama_nemotron_vl``: its prompts,
+a tokenizer of 128,256 tokens, tiles decoded from the image file, 256 rows of 2,048 numbers for a tile. The
+engines do no arithmetic: rows and vectors are whatever the memory holds, after a copy of the right size.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any, Final
 from benchmarks.checkpoint import MADE_UP
 from tessera.models import Model, open_model
 from tessera.models.base import Feature
-from tessera_tools.random_checkpoint.checkpoint import AUTO
-from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL
+from tessera_tools.random_checkpoint.checkpoint import AUTO, families
+from tessera_tools.random_checkpoint.spec import Sizes
 from tessera_tools.random_checkpoint.vocabulary import with_published
 
 MODEL_TYPE: Final = "benchmark_free"
 _ROOT = Path(__file__).parent.parent
 DESCRIBED: Final = "described"
+USUAL: Final = "llama_nemotron_vl"
 _ROWS: Final = 64 * 256
 _SEQUENCES: Final = 8192
 
@@ -87,10 +88,11 @@ FAMILY = FreeFamily()
 
 
 @contextmanager
-def installed(vocabulary: str | None = None) -> Iterator[Path]:
+def installed(vocabulary: str | None = None, family: str = USUAL) -> Iterator[Path]:
     """A checkpoint of the family, which is installed for this process and those it starts.
 
-    ``vocabulary`` is that of ``benchmarks.checkpoint``; None: one that is made up.
+    ``family`` is whose prompts and images it has; ``vocabulary`` is that of ``benchmarks.checkpoint``, None:
+    one that is made up.
     Their threads have the names that Python gives them, cut to 15 bytes, as the system's names too.
     """
     before = os.environ.get("PYTHONPATH")
@@ -112,7 +114,8 @@ def installed(vocabulary: str | None = None) -> Iterator[Path]:
         described = checkpoint / DESCRIBED
         described.mkdir(parents=True)
         (checkpoint / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE}))
-        files: Mapping[str, Any] = FULL.files("bfloat16", 0)
+        sizes: Sizes = families()[family].load()
+        files: Mapping[str, Any] = sizes.full.files("bfloat16", 0)
         if vocabulary is not None and vocabulary != MADE_UP:
             files, _ = with_published(files, None if vocabulary == AUTO else Path(vocabulary))
         for name, values in files.items():

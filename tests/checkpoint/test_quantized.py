@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,9 @@ from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama import TINY
+from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
+from tests.models import running
+from tests.models.two_towers.cases import CASES
 
 MODELOPT = {"producer": {"name": "modelopt", "version": "0.39.0"}}
 # No whole blocks of 128.
@@ -180,31 +184,113 @@ def test_it_is_what_compressed_tensors_makes_of_its_own_files(
 
 
 def test_a_model_is_that_of_its_weights_multiplied_out(tmp_path: Path) -> None:
-    source, quantised, plain = (tmp_path / name for name in ("source", "quantised", "plain"))
+    source = tmp_path / "source"
     write_checkpoint(source, TINY)
-    tensors = load_file(source / "model.safetensors")
-    multiplied: Tensors = {}
-    stored: Tensors = {}
-    for name, value in tensors.items():
-        multiplied[name] = stored[name] = value
-        if name.endswith("_proj.weight"):
-            scale = value.float().abs().amax() / 448
-            stored[name] = (value.float() / scale).to(torch.float8_e4m3fn)
-            stored[f"{name}_scale"], multiplied[name] = scale, stored[name].float() * scale
-            stored[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(1.0)
-    for path, written in ((quantised, stored), (plain, multiplied)):
-        path.mkdir()
-        for file in source.iterdir():
-            if file.name != "model.safetensors":
-                (path / file.name).write_bytes(file.read_bytes())
-        save_file(written, path / "model.safetensors", {"format": "pt"})
+    stored, multiplied = quantised(source, ("_proj.weight",), in_fp8)
+    quantised_path, plain = with_tensors(source, tmp_path / "quantised", stored), tmp_path / "plain"
+    with_tensors(source, plain, multiplied)
     # As ModelOpt writes it beside the configuration.
     about = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
-    (quantised / "hf_quant_config.json").write_text(json.dumps(MODELOPT | {"quantization": about}))
-    ours, theirs, first = (vectors(path) for path in (quantised, plain, source))
+    (quantised_path / "hf_quant_config.json").write_text(json.dumps(MODELOPT | {"quantization": about}))
+    ours, theirs, first = (vectors(path) for path in (quantised_path, plain, source))
     assert torch.equal(ours, theirs)
     assert not torch.allclose(ours, first, atol=1e-3)
-    assert len({open_model(path).fingerprint for path in (source, quantised, plain)}) == 3
+    assert len({open_model(path).fingerprint for path in (source, quantised_path, plain)}) == 3
+
+
+Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+"""A weight → the tensors that stand for it, by the ends of their names, and their product."""
+
+
+def in_fp8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = weight.float().abs().amax() / 448
+    values = (weight.float() / scale).to(torch.float8_e4m3fn)
+    of_inputs = torch.tensor(1.0)
+    return {"weight": values, "weight_scale": scale, "input_scale": of_inputs}, values.float() * scale
+
+
+def in_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    rows, columns = weight.shape
+    blocks = weight.float().reshape(rows, columns // 16, 16)
+    overall = blocks.abs().amax() / (6 * 448)
+    scale = (blocks.abs().amax(dim=2) / 6 / overall).to(torch.float8_e4m3fn)
+    steps = scale.float()[..., None] * overall
+    levels = torch.tensor(E2M1)
+    bits = ((blocks / steps).abs()[..., None] - levels).abs().argmin(dim=-1)
+    # In the order of the definition: each product is rounded.
+    product = (levels[bits] * blocks.sign() * scale.float()[..., None]).reshape(rows, columns) * overall
+    bits = (bits + 8 * (blocks < 0)).reshape(rows, columns // 2, 2)
+    packed = (bits[..., 0] + 16 * bits[..., 1]).to(torch.uint8)
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": overall}, product
+
+
+def quantised(source: Path, ends: tuple[str, ...], quantise: Quantise) -> tuple[Tensors, Tensors]:
+    """The tensors of a checkpoint with weights quantised whose names end so, and with their products."""
+    stored: Tensors = {}
+    multiplied: Tensors = {}
+    for name, value in load_file(source / "model.safetensors").items():
+        stored[name] = multiplied[name] = value
+        if name.endswith(ends):
+            parts, multiplied[name] = quantise(value)
+            stored |= {f"{name.removesuffix('weight')}{end}": part for end, part in parts.items()}
+    return stored, multiplied
+
+
+def with_tensors(source: Path, out: Path, tensors: Tensors) -> Path:
+    """A checkpoint's other files, with these tensors."""
+    out.mkdir()
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            (out / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+_TOWER_PRODUCTS = tuple(
+    f".{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "quantise"), [("FP8", in_fp8), ("NVFP4", in_nvfp4)], ids=["fp8", "nvfp4"]
+)
+@pytest.mark.parametrize("spec", [CLIP_TINY, SIGLIP_TINY, SIGLIP2_TINY], ids=lambda spec: spec.model_type)
+def test_towers_are_those_of_their_weights_multiplied_out(
+    spec: TowersSpec, algorithm: str, quantise: Quantise, tmp_path: Path
+) -> None:
+    """Both of them: a vision tower that is stored so is read as a text tower is."""
+    source, out = tmp_path / "source", tmp_path / "quantised"
+    write_checkpoint(source, spec)
+    stored, multiplied = quantised(source, _TOWER_PRODUCTS, quantise)
+    assert any(name.startswith("vision_model") and name.endswith("_scale") for name in stored)
+    with_tensors(source, out, stored)
+    declare(out, modelopt(algorithm))
+    plain = with_tensors(source, tmp_path / "plain", multiplied)
+    ours, theirs, first = (of_towers(path) for path in (out, plain, source))
+    assert np.array_equal(ours, theirs)
+    assert (np.einsum("ij,ij->i", ours, first) < 0.99999).all()
+
+
+def test_patches_that_are_stored_in_fp8_are_refused(tmp_path: Path) -> None:
+    """A product of four axes: no layout says what a scale of it is for."""
+    source, out = tmp_path / "source", tmp_path / "quantised"
+    write_checkpoint(source, SIGLIP_TINY)
+    stored, _ = quantised(source, ("vision_model.embeddings.patch_embedding.weight",), in_fp8)
+    declare(with_tensors(source, out, stored), modelopt("FP8"))
+    with pytest.raises(CheckpointError, match="patch_embedding"):
+        open_model(out).load_vision(dtype="float32", device="cpu")
+
+
+def declare(directory: Path, declared: Mapping[str, Any]) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": declared}))
+
+
+def of_towers(path: Path) -> np.ndarray:
+    """The unit vectors of texts and images."""
+    model = open_model(path)
+    vision, text = (load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text))
+    return running.vectors(model, text, running.batch_of(model, vision, CASES))
 
 
 def vectors(path: Path) -> torch.Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -42,17 +43,24 @@ def stock(
     service: Disaggregated, dynamo_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     """A client of the stock frontend, which has found the model under each of its names."""
-    (port,) = free_ports(1)
     log = tmp_path_factory.mktemp("stock") / "log"
+    with stock_frontend(dynamo_python, service.store, log, (MODEL, OTHER_NAME)) as client:
+        yield client
+
+
+@contextmanager
+def stock_frontend(python: str, store: Path, log: Path, models: Sequence[str]) -> Iterator[httpx.Client]:
+    """A client of a stock frontend, once it has found ``models`` by the discovery below ``store``."""
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    command = [dynamo_python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+    command = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     command += ["--discovery-backend", "file"]
-    environment = os.environ | {"DYN_FILE_KV": str(service.store), "DYN_TCP_RPC_HOST": "127.0.0.1"}
+    environment = os.environ | {"DYN_FILE_KV": str(store), "DYN_TCP_RPC_HOST": "127.0.0.1"}
     environment |= {"DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1", "DYN_LOG": "warn"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        _wait_listed(url, process, log)
+        _wait_listed(url, process, log, models)
         with httpx.Client(base_url=url, timeout=60) as client:
             yield client
     finally:
@@ -64,9 +72,9 @@ def stock(
             process.wait()
 
 
-def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path, models: Sequence[str]) -> None:
     deadline = time.monotonic() + 240
-    names = {name + side for name in (MODEL, OTHER_NAME) for side in ("", "-query", "-passage")}
+    names = {name + side for name in models for side in ("", "-query", "-passage")}
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:

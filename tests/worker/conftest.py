@@ -18,6 +18,7 @@ from PIL import Image
 
 from tessera import wire
 from tessera.engine.batch import Cost, TextBatch, VisionBatch, packed_cost, rows_as_asked
+from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
@@ -195,6 +196,7 @@ def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queu
         vision_of(model),
         engine,
         EngineSettings(max_batch_cost=8, max_queue_cost=queue),
+        Placement(device="cpu", dtype="float32"),
         metrics,
         decoder=ThreadDecoder(model, max_pixels=1_000_000),
         threads=1,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from tessera import wire
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.models import open_model
-from tessera.models.base import CHUNKS
+from tessera.models.base import CHUNKS, STATES
 from tessera.worker.items import ItemReader
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import TINY
+from tessera_tools.random_checkpoint.towers import CLIP_TINY
 
 TOKENS = np.arange(1, 9, dtype="<i4")
 
@@ -71,3 +73,36 @@ def test_what_the_engine_does_not_give_or_the_item_does_not_bound_is_refused(pat
     assert refused.value.param == "input[3]"
     with pytest.raises(UnsupportedOperation, match="'chunks'"):
         ItemReader(model, images=False, gives=()).outputs(request(item(1, 4), CHUNKS))
+
+
+def test_an_image_that_is_the_output_stands_alone(tmp_path: Path) -> None:
+    """Of its tokens the placeholder is the only one, although no vocabulary has it."""
+    write_checkpoint(tmp_path / "clip", CLIP_TINY)
+    model = open_model(tmp_path / "clip")
+    reader = ItemReader(model, images=True, gives=())
+    token = np.array([model.vocab_size], "<i4")
+    plan = model.plan(30, 20, param="x")
+    image = wire.Image(digest=bytes(32), data=b"", units=plan.units, rows=plan.rows, param="input[3].image")
+    alone = wire.Item(tokens=token.tobytes(), images=(image,), param="input[3]")
+    assert len(reader.read(alone).tokens) == 0
+    many = np.repeat(token, 2).tobytes()
+    for tokens, images in (
+        (b"", (image,)),
+        (token.tobytes()[:3], (image,)),
+        ((token - 1).tobytes(), (image,)),
+        ((token + 1).tobytes(), (image,)),
+        (many, (image,)),
+        (many, (image, image)),
+        (token.tobytes(), (image, image)),
+        (token.tobytes(), (msgspec.structs.replace(image, rows=2),)),
+    ):
+        with pytest.raises(InvalidInput, match="an input of its own") as caught:
+            reader.read(wire.Item(tokens=tokens, images=images, param="input[3]"))
+        assert caught.value.param == "input[3]"
+    with pytest.raises(InvalidInput, match="no hidden states"):
+        reader.read(alone, (STATES,))
+    with pytest.raises(InvalidInput, match="text alone") as caught:
+        ItemReader(model, images=False, gives=()).read(alone)
+    assert caught.value.param == "input[3].image"
+    with pytest.raises(InvalidInput, match="token ids must be in"):
+        reader.read(wire.Item(tokens=token.tobytes(), param="input[3]"))

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tessera.errors import CheckpointError, InvalidInput
-from tessera.models import open_model
+from tessera.models import Model, open_model
 from tessera.models.base import Content, Output, OutputKind, Role, Truncate
 from tessera.models.nemotron_colembed_vl.model import NemotronColEmbedVL, Options, read_config
 from tessera.models.qwen3_vl_embedding.tensors import expected
@@ -169,6 +169,29 @@ def test_prefixes_and_limits_are_those_of_the_files(path: Path, tmp_path: Path) 
         model.prompt(long, max_tokens=600, truncate=Truncate.NONE, param="x")
     cut = model.prompt(long, max_tokens=600, truncate=Truncate.END, param="x").tokens.tolist()
     assert cut[-5:] == plain("river<|im_end|>\n<|im_start|>assistant\n").input_ids[-5:] and len(cut) == 600
+
+
+def test_a_query_is_bounded_by_its_own_length(path: Path, tmp_path: Path) -> None:
+    query = Content(parts=("river " * 600,), role=Role.QUERY)
+
+    def tokens(model: Model, content: Content, truncate: Truncate = Truncate.NONE) -> list[int]:
+        return model.prompt(content, max_tokens=4096, truncate=truncate, param="x").tokens.tolist()
+
+    model = open_model(path)
+    whole = tokens(open_model(path, {"max_query_tokens": 4096}), query)
+    assert len(whole) > 600
+    with pytest.raises(InvalidInput, match="over the limit of 512; truncation is off"):
+        tokens(model, query)
+    # Cut in its text: the reference's cut would take the end of the turn.
+    cut = tokens(model, query, Truncate.END)
+    end = NemotronColEmbedReference(str(path)).renderer("<|im_end|>\n<|im_start|>assistant\n").input_ids
+    assert len(cut) == 512 and cut[-len(end) :] == whole[-len(end) :] == end
+    assert cut[: 512 - len(end)] == whole[: 512 - len(end)]
+    # What is no query has the room of a document.
+    for role in (Role.PASSAGE, Role.NONE):
+        assert len(tokens(model, replace(query, role=role))) > 600
+    shorter = open_model(changed(path, tmp_path, "processor_config.json", q_max_length=40))
+    assert len(tokens(shorter, query, Truncate.END)) == 40
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ class Placement:
         """Allocate ``[count, width]``, not filled."""
         return torch.empty(count, width, dtype=self.torch_dtype, device=self.device)
 
+    def host_rows(self, count: int, width: int) -> torch.Tensor:
+        """Allocate float32 ``[count, width]`` of host memory, to which a device copies in its turn."""
+        return torch.empty(count, width, pin_memory=self.is_cuda)
+
 
 def place(settings: EngineSettings) -> Placement:
     """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""

@@ -412,7 +412,8 @@ class RequestInFlight:
 
 def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:
     """Return ``[rows, row_width]`` of several images."""
-    rows: npt.NDArray[np.float32] = torch.cat([image.to("cpu", torch.float32) for image in images]).numpy()
+    found = [image.to("cpu", torch.float32) for image in images]
+    rows: npt.NDArray[np.float32] = (found[0] if len(found) == 1 else torch.cat(found)).numpy()
     return rows
 
 

@@ -103,7 +103,7 @@ class EncodeService:
             slot = await self._outbox.slab.acquire(request.image.rows, timeout=wait)
         timings = None
         try:
-            timings = await self._stage.encode(image, slot.rows, request, slot.free)
+            _, timings = await self._stage.encode(image, slot.rows, request, slot.free)
             if self._leases.pop(request.call) == 0:
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:

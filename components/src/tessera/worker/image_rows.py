@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ class CacheFill:
     def _keep(self, key: bytes, rows: torch.Tensor) -> None:
         # One value that is not finite makes the sum another. Sums of bfloat16 have float32's range as they
         # are: 0.9 ms for a page of Qwen3-VL, 1,776 rows of 8,192, where torch took 28 to convert all first.
-        if bool(rows.sum(dtype=torch.float32 if rows.dtype == torch.float16 else None).isfinite()):
+        if math.isfinite(rows.sum(dtype=torch.float32 if rows.dtype == torch.float16 else None).item()):
             self._cache.put(key, rows)
         else:
             log.warning("vision rows are not kept, they are not finite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from tessera.errors import InvalidInput, ProtocolError, UnsupportedOperation
 from tessera.models.base import CHUNKS, SCORES, STATES, VISION, Model, Output, OutputKind, Outputs
 
 _INT32: Final = np.dtype("<i4")
+_NO_TEXT: Final = PackedInput(tokens=np.empty(0, np.int32), positions=np.empty((0, 0), np.int32))
 _UINT32: Final = np.dtype("<u4")
 _FLOAT32: Final = np.dtype("<f4")
 
@@ -32,8 +34,8 @@ class ItemReader:
         # Looked up once: they are used for every text.
         self._vocab_size = model.vocab_size
         self._max_tokens = model.max_tokens
-        # No text engine looks up the placeholder of such an image.
         self._gives_output = model.vision is not None and model.vision.gives_output
+        self._is_placeholder = lru_cache(maxsize=16)(self._find_placeholder)
 
     def read(self, item: wire.Item, asked: tuple[str, ...] = ()) -> PackedInput:
         """Return the text engine's input, without the rows of its images.
@@ -41,23 +43,37 @@ class ItemReader:
         ``asked`` are the outputs that are asked for. Raises ``InvalidInput`` naming the item or one of its
         images.
         """
+        if item.images and self._gives_output:
+            return self._image_alone(item, asked)
         if not item.tokens or len(item.tokens) % 4:
             raise InvalidInput("the tokens are empty or not int32", param=item.param)
         unsigned = np.frombuffer(item.tokens, _UINT32)
         tokens = unsigned.view(_INT32)
-        # An id outside the table would read foreign memory on a GPU.
-        # A negative one is a large one when it is read as unsigned.
-        if np.maximum.reduce(unsigned) >= self._vocab_size and not (item.images and self._gives_output):
+        # An id outside the table would read foreign memory on a GPU; as unsigned a negative one is large.
+        if np.maximum.reduce(unsigned) >= self._vocab_size:
             raise InvalidInput(f"token ids must be in 0..{self._vocab_size - 1}", param=item.param)
         if len(tokens) > self._max_tokens:
-            raise InvalidInput(
-                f"{len(tokens)} tokens are more than the model's {self._max_tokens}", param=item.param
-            )
+            raise InvalidInput(f"{len(tokens)} tokens are more than {self._max_tokens}", param=item.param)
         if item.images:
             return self._with_images(item, tokens, asked)
         if item.chunks:
             return self._with_chunks(item, tokens, asked)
         return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), asked=asked)
+
+    def _image_alone(self, item: wire.Item, asked: tuple[str, ...]) -> PackedInput:
+        """Return what stands for an image whose row is the output: no text engine sees it."""
+        first = item.images[0]
+        if not self._images:
+            raise InvalidInput("the model reads text alone", param=first.param)
+        if not self._is_placeholder(item.tokens) or len(item.images) > 1 or first.plan.rows != 1:
+            raise InvalidInput("an image is an input of its own in this model", param=item.param)
+        if STATES in asked:
+            raise InvalidInput("an image has no hidden states of tokens", param=item.param)
+        return _NO_TEXT
+
+    def _find_placeholder(self, tokens: bytes) -> bool:
+        """Whether it is a placeholder that is the only token."""
+        return len(tokens) == 4 and len(self._model.vision_index(np.frombuffer(tokens, _INT32))) == 1
 
     def _with_chunks(
         self, item: wire.Item, tokens: npt.NDArray[np.int32], asked: tuple[str, ...]
@@ -82,10 +98,6 @@ class ItemReader:
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
-        if self._gives_output and STATES in asked:
-            raise InvalidInput("an image has no hidden states of tokens", param=item.param)
-        if self._gives_output and len(tokens) != 1:
-            raise InvalidInput("an image is an input of its own in this model", param=item.param)
         positions = self._model.positions(tokens, plans)
         return PackedInput(tokens=tokens, positions=positions, vision_index=index, asked=asked)
 

@@ -125,7 +125,7 @@ class Builder:
         info = self._info(model, placement, outbox.infos())
         vectors = None
         if vision.gives_output:
-            source = LocalVision(stage, vision.row_width, placement, rounding(settings))
+            source = LocalVision(stage, vision, placement, rounding(settings))
             images = self._images(model, vision, source, info)
             # An image is a token, and a unit.
             vectors = EmbedService(model, NoText(), settings, images, self.metrics, info)
@@ -161,7 +161,7 @@ class Builder:
             settings = self.settings.stages.vision
             vision_placement = place(settings)
             stage = await self._vision_stage(model, vision, settings, vision_placement)
-            return LocalVision(stage, vision.row_width, vision_placement, rounding(settings))
+            return LocalVision(stage, vision, vision_placement, rounding(settings))
         if not self.settings.images:
             return None
 
@@ -198,6 +198,7 @@ class Builder:
             vision,
             engine,
             settings,
+            placement,
             self.metrics,
             decoder=decoder,
             threads=self.settings.stages.preprocess_threads,

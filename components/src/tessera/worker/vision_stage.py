@@ -22,7 +22,7 @@ from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, UnsupportedMedia
+from tessera.errors import EngineDead, InvalidInput, Overloaded, UnsupportedMedia
 from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
@@ -43,7 +43,7 @@ class Preprocessed:
 @dataclass(frozen=True, slots=True)
 class _Work:
     image: Preprocessed
-    out: torch.Tensor
+    out: torch.Tensor | None
 
 
 class VisionStage:
@@ -55,6 +55,7 @@ class VisionStage:
         vision: VisionSpec,
         engine: VisionEngine,
         settings: EngineSettings,
+        placement: Placement,
         metrics: WorkerMetrics,
         *,
         decoder: Decoder,
@@ -69,14 +70,24 @@ class VisionStage:
         self._takes_floats = engine.takes_floats
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
-        def launch(work: Sequence[_Work]) -> Launched[list[None]]:
-            # The rows are in each entry's ``out`` then; there is nothing else to give back.
+        def launch(work: Sequence[_Work]) -> Launched[list[torch.Tensor]]:
             images = [entry.image for entry in work]
             batch = pack_images([image.pixels for image in images], [image.positions for image in images])
-            written = engine.launch(batch, [entry.out for entry in work])
-            return written.map(lambda _: [None] * len(work))
+            sizes = [entry.image.pixels.plan.rows for entry in work if entry.out is None]
+            host = iter(
+                torch.split(placement.host_rows(sum(sizes), vision.row_width), sizes) if sizes else ()
+            )
+            out = [next(host) if entry.out is None else entry.out for entry in work]
 
-        self._batcher: Batcher[_Work, None] = Batcher(
+            def rows(_: object) -> list[torch.Tensor]:
+                # Copies, so that no row keeps those of the whole batch, which may be page-locked.
+                return [
+                    rows.clone() if entry.out is None else rows for entry, rows in zip(work, out, strict=True)
+                ]
+
+            return engine.launch(batch, out).map(rows)
+
+        self._batcher: Batcher[_Work, torch.Tensor] = Batcher(
             "vision",
             launch,
             cost=engine.cost,
@@ -155,14 +166,15 @@ class VisionStage:
     async def encode(
         self,
         image: Preprocessed,
-        out: torch.Tensor,
+        out: torch.Tensor | None,
         request: wire.EmbedRequest | wire.EncodeRequest,
         on_cancelled: Callable[[], None] = lambda: None,
-    ) -> wire.Timings:
+    ) -> tuple[torch.Tensor, wire.Timings]:
         """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
-        ``request`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
-        ``on_cancelled`` is called.
+        Returns ``out``. Without it the rows come as float32 in host memory, with those of the whole batch in
+        one wait for the device. ``request`` is what they are for. When this is cancelled, ``out`` still
+        belongs to the engine until ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(image, out),
@@ -182,7 +194,7 @@ class VisionStage:
                 on_cancelled()
             raise
         self._queued(outcome.queue_ms / 1e3)
-        return wire.Timings(
+        return outcome.value, wire.Timings(
             queue_ms=outcome.queue_ms, preprocess_ms=image.milliseconds, encode_ms=outcome.run_ms
         )
 
@@ -241,11 +253,17 @@ def _takes_files_alone(image: wire.Image) -> UnsupportedMedia:
 
 
 class LocalVision:
-    """A ``VisionSource`` in this process: the rows stay where the vision engine wrote them."""
+    """A ``VisionSource`` in this process: rows for a text engine stay where the vision engine wrote them.
 
-    def __init__(self, stage: VisionStage, row_width: int, placement: Placement, rounding: str = "") -> None:
+    Rows that are the output come to the host. One after the other they would each wait for the device, behind
+    the next batch.
+    """
+
+    def __init__(
+        self, stage: VisionStage, vision: VisionSpec, placement: Placement, rounding: str = ""
+    ) -> None:
         self._stage = stage
-        self._row_width = row_width
+        self._vision = vision
         self._placement = placement
         self.roundings = (rounding,)
 
@@ -258,15 +276,14 @@ class LocalVision:
         return self._stage.running_seconds
 
     async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                with self._stage.admit(image, request.client):
-                    preprocessed = await self._stage.preprocess(image)
-                    out = self._placement.rows(image.rows, self._row_width)
-                    timings = await self._stage.encode(preprocessed, out, request)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
-        return EncodedImage(out, timings, rounding=self.roundings[0])
+        # Without a timer: that of the request ends it, unless another one waits for the same image.
+        with self._stage.admit(image, request.client):
+            preprocessed = await self._stage.preprocess(image)
+            vision, out = self._vision, None
+            if not vision.gives_output:
+                out = self._placement.rows(image.rows, vision.row_width)
+            rows, timings = await self._stage.encode(preprocessed, out, request)
+        return EncodedImage(rows, timings, rounding=self.roundings[0])
 
     async def close(self) -> None:
         await self._stage.close()

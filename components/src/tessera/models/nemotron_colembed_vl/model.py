@@ -18,7 +18,7 @@ import msgspec
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.base import Content, Family, ImagePlan, OutputKind, Role
+from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
@@ -33,11 +33,12 @@ SETTINGS_FILE: Final = "processor_config.json"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Each 0 is what the checkpoint's processor says; ``max_tokens`` bounds one input."""
+    """Each 0 is what the checkpoint's processor says; ``max_tokens`` bounds one input, and a query again."""
 
     min_pixels: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_pixels: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)] = 0
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_query_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class NemotronColEmbedVL(Qwen3VLBody):
@@ -55,6 +56,7 @@ class NemotronColEmbedVL(Qwen3VLBody):
         assert self.placeholder is not None
         self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
         settings = Section.read(path / SETTINGS_FILE, optional=True)
+        self._most_of_query = options.max_query_tokens or settings.integer("q_max_length", 512)
         query, passage = (
             _spaced(settings.string(f"{role}_prefix", f"{role}:")) for role in ("query", "passage")
         )
@@ -71,6 +73,12 @@ class NemotronColEmbedVL(Qwen3VLBody):
             prefix=content.prompt_of(self._prefixes),
             param=param,
         )
+
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        """As the base, within the bound of a query. The reference cuts its template's end, too."""
+        if content.role is Role.QUERY:
+            max_tokens = min(max_tokens, self._most_of_query)
+        return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
 
     def _placeholders(self, image: ImagePlan, param: str) -> list[Segment]:
         """An image without the marks around it, which the template writes."""
