@@ -16,12 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.checkpoint import MADE_UP
 from tessera.models import Model, open_model
 from tessera.models.base import Feature
-from tessera_tools.random_checkpoint.checkpoint import AUTO
-from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL
-from tessera_tools.random_checkpoint.vocabulary import with_published
 
 MODEL_TYPE: Final = "benchmark_free"
 _ROOT = Path(__file__).parent.parent
@@ -93,6 +89,12 @@ def installed(vocabulary: str | None = None) -> Iterator[Path]:
     ``vocabulary`` is that of ``benchmarks.checkpoint``; None: one that is made up.
     Their threads have the names that Python gives them, cut to 15 bytes, as the system's names too.
     """
+    # Not of a worker, whose package may be that of an older commit.
+    from benchmarks.checkpoint import MADE_UP
+    from tessera_tools.random_checkpoint.checkpoint import AUTO
+    from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL
+    from tessera_tools.random_checkpoint.vocabulary import with_published
+
     before = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
