@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import math
 import os
 import signal
 import socket
@@ -57,9 +58,8 @@ _BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
 _LEAST_SHARE: Final = 0.01
-# Before instructions are counted; and how often they are, of which the median counts.
+# Before instructions are counted.
 _FIRST_REQUESTS: Final = 40
-_COUNTS: Final = 3
 # Of a frontend under valgrind.
 _SLOW_START_SECONDS: Final = 400.0
 
@@ -254,16 +254,18 @@ def _instructions(options: argparse.Namespace) -> int:
             counts: dict[str, list[float]] = {name: [] for name in counted}
             for one in counted.values():
                 one.send(islice(bodies, _FIRST_REQUESTS))
-            for _ in range(_COUNTS):
-                for name, one in counted.items():
-                    counts[name].append(one.count(list(islice(bodies, options.instructions))))
-            first = statistics.median(next(iter(counts.values())))
+            for turn in range(options.counts):
+                # A B B A: what a frontend does more of as it grows older is no difference between the two.
+                for name in sorted(counted, reverse=turn % 2 == 1):
+                    counts[name].append(counted[name].count(list(islice(bodies, options.instructions))))
+                    print(each, name, f"{counts[name][-1]:.3f}", flush=True)
+            first = next(iter(counts.values()))
             for name, found in counts.items():
-                middle = statistics.median(found)
-                figures = (min(found), middle, max(found), middle / first)
+                shares = [value / other for value, other in zip(found, first, strict=True)]
+                error = 2 * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
+                figures = (min(found), statistics.median(found), max(found), statistics.mean(shares), error)
                 rows.append((each, name, *(f"{figure:.3f}" for figure in figures)))
-                print(*rows[-1], flush=True)
-    header = ("input", "frontend", "least, million", "median, million", "most, million", "share")
+    header = ("input", "frontend", "least, million", "median, million", "most, million", "share", "+-")
     print("\n" + table(header, rows))
     write_csv(options.out / "instructions.csv", header, rows)
     return 0
@@ -278,6 +280,8 @@ class _Counted:
 
     def send(self, bodies: Iterable[Body]) -> None:
         """Raise ``RuntimeError`` for an answer that is an error."""
+        # The frontend has closed it while the other one was counted.
+        self._connection.close()
         for body in bodies:
             self._connection.request("POST", body.path, body.data, {"Content-Type": "application/json"})
             with self._connection.getresponse() as answer:
@@ -350,6 +354,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=1.0, help="seconds before each window")
     parser.add_argument("--seconds", type=float, default=4.0, help="each window")
     parser.add_argument("--instructions", type=int, default=0, metavar="N", help="count those of N requests")
+    parser.add_argument("--counts", type=int, default=3, help="of the instructions, each of so many requests")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
 

@@ -2,8 +2,9 @@
 
 One frontend and a worker whose engine costs nothing, so that what is felt is the service. For each flood of
 ``floods``: the other key's latencies of a short text, a long one and a picture that a host has, the longest
-time in which the frontend's loop did not answer ``/live``, and memory: of the frontend at rest, at most, and
-after the flood; of the processes below it at most. And what a key learns of another by caches (``told``).
+time in which the frontend's loop did not answer ``/live``, the share of the time in which that loop had work
+and no processor, and memory: of the frontend at rest, at most, and after the flood; of the processes below it
+at most. And what a key learns of another by caches (``told``).
 ``--commit`` has another commit's package do the same.
 """
 
@@ -114,8 +115,8 @@ def probe(target: Target, answers: Connection) -> None:
     answers.send(felt)
 
 
-class Memory:
-    """Reads the memory of a frontend and of the processes below it, in bytes."""
+class Process:
+    """Reads what a frontend waits, and its memory and that of the processes below it, in bytes."""
 
     def __init__(self) -> None:
         self._pid = next(pid for pid in below(os.getpid()) if b"-m\0tessera.frontend\0" in _command(pid))
@@ -130,6 +131,10 @@ class Memory:
         """Begin anew to look for the most."""
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")
         self.most_below = 0
+
+    def waited_seconds(self) -> float:
+        """Return how long its event loop has waited for a processor that others had."""
+        return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1]) / 1e9
 
     def look_below(self) -> None:
         """Add the shares of the processes below up; their pages are mostly shared."""
@@ -164,6 +169,7 @@ _HEAD: Final = (
     "flood",
     *(f"{kind} {share}, ms" for kind in ("short", "long", "picture") for share in ("p50", "p99")),
     "longest stall, ms",
+    "loop waits for a processor",
     "failed",
     "flood's answers",
     *(f"{when}, MiB" for when in ("rest", "peak", "after", "below")),
@@ -172,23 +178,25 @@ _HEAD: Final = (
 
 def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str, ...]:
     """Run one flood for so many seconds, and return its row."""
-    memory, flood = Memory(), FLOODS[name](target)
-    memory.forget()
+    frontend, flood = Process(), FLOODS[name](target)
+    frontend.forget()
     target.answers[:] = [0] * len(target.answers)
-    before = memory.of("VmRSS")
+    before = frontend.of("VmRSS")
     ours, theirs = _FORK.Pipe()
+    began, waited = time.monotonic(), frontend.waited_seconds()
     with running(probe, target, theirs):
         time.sleep(0.3)
         with running(flood) as flooding:
             end = time.monotonic() + seconds
             while time.monotonic() < end and flooding.is_alive():
                 time.sleep(0.25)
-                memory.look_below()
+                frontend.look_below()
         ours.send(None)
         if not ours.poll(_MOST_SECONDS):
             raise TimeoutError(f"{name}: the service does not answer")
         felt: Felt = ours.recv()
-    peak = memory.of("VmHWM")
+    busy = (frontend.waited_seconds() - waited) / (time.monotonic() - began)
+    peak = frontend.of("VmHWM")
     time.sleep(rest)
     stall = max(felt.seconds.pop(_LIVE))
     shares: list[float] = []
@@ -196,9 +204,9 @@ def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str
         # Few answers in a long wait are the wait.
         percent = statistics.quantiles(felt.seconds[kind] * 2, n=100, method="inclusive")
         shares += (percent[49], percent[98])
-    figures = [f"{1e3 * value:.0f}" for value in (*shares, stall)]
+    figures = [f"{1e3 * value:.0f}" for value in (*shares, stall)] + [f"{busy:.0%}"]
     answers = " ".join(f"{number}x{status}" for status, number in enumerate(target.answers) if number)
-    sizes = (before, peak, memory.of("VmRSS"), memory.most_below)
+    sizes = (before, peak, frontend.of("VmRSS"), frontend.most_below)
     return (name, *figures, str(felt.failed), answers, *(str(size // MIB) for size in sizes))
 
 

@@ -16,12 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.checkpoint import MADE_UP
 from tessera.models import Model, open_model
 from tessera.models.base import Feature
-from tessera_tools.random_checkpoint.checkpoint import AUTO, families
-from tessera_tools.random_checkpoint.spec import Sizes
-from tessera_tools.random_checkpoint.vocabulary import with_published
 
 MODEL_TYPE: Final = "benchmark_free"
 _ROOT = Path(__file__).parent.parent
@@ -95,6 +91,12 @@ def installed(vocabulary: str | None = None, family: str = USUAL) -> Iterator[Pa
     one that is made up.
     Their threads have the names that Python gives them, cut to 15 bytes, as the system's names too.
     """
+    # Not of a worker, whose package may be that of an older commit.
+    from benchmarks.checkpoint import MADE_UP
+    from tessera_tools.random_checkpoint.checkpoint import AUTO, families
+    from tessera_tools.random_checkpoint.spec import Sizes
+    from tessera_tools.random_checkpoint.vocabulary import with_published
+
     before = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"

@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 
 from tessera_kserve import messages_pb2 as pb
+from tessera_kserve.receiving import WINDOW_BYTES
 from tests.e2e.service import free_ports
 from tests.frontend.alone import Alone, frontend_process
 
@@ -181,6 +182,25 @@ async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, m
     }
     assert running.alone.peak_bytes - rest < BUDGET + MORE
     assert running.held_bytes == 0
+
+
+async def test_a_message_that_waits_for_its_turn_takes_its_window_alone(running: Running) -> None:
+    """Silent calls have all places of the key; 24 messages of 8 MiB on one connection wait behind them."""
+    infer = "/inference.GRPCInferenceService/ModelInfer"
+    metadata = (("authorization", f"Bearer {ALICE}"),)
+    raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(8 * MIB)]).SerializeToString()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel:
+        silent = [channel.stream_unary(infer)(metadata=metadata) for _ in range(6)]
+        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= 3 * 64 * MIB)
+        held = running.held_bytes
+        rest = running.alone.forget_peak()
+        calls = [channel.unary_unary(infer)(raw, metadata=metadata) for _ in range(24)]
+        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= held + 24 * WINDOW_BYTES)
+        # For what would come unasked: of gRPC's own windows all 192 MiB did within a second.
+        await asyncio.sleep(2)
+        assert not any(call.done() for call in (*silent, *calls))
+        assert running.alone.peak_bytes - rest < 24 * WINDOW_BYTES + 48 * MIB
+    await asyncio.to_thread(wait_for, lambda: running.held_bytes == 0)
 
 
 def test_the_memory_comes_back(running: Running) -> None:

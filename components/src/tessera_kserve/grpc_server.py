@@ -51,7 +51,7 @@ from tessera_kserve.fields import Fields
 from tessera_kserve.http import write_error
 from tessera_kserve.inference import Inference
 from tessera_kserve.line import MOST_WAITING
-from tessera_kserve.receiving import Receiver, skip_message
+from tessera_kserve.receiving import WINDOW_BYTES, Receiver, skip_message
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import BYTES, NUMPY, Tensor, of_raw, of_values
@@ -253,6 +253,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
                 ("grpc.max_receive_message_length", limits.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+                # With it a stream takes up to 16 MiB that nobody asks for.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.max_metadata_size", limits.connection.header_bytes),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
