@@ -451,7 +451,8 @@ def test_a_form_has_the_fonts_of_the_pages_above(both: Drawing) -> None:
         b"/Pages/Kids", b"/Pages/Resources<</Font<</F 9 0 R>>>>/Kids"
     )
     # Codes that another font has for other letters.
-    shifted = b"9 0 obj\n<</Type/Font/Subtype/Type1/BaseFont/Times-Roman/Encoding<</Differences[73/A/b/c]>>>>\nendobj\n"
+    encoding = b"/Encoding<</Differences[73/A/b/c]>>"
+    shifted = b"9 0 obj\n<</Type/Font/Subtype/Type1/BaseFont/Times-Roman%b>>\nendobj\n" % encoding
     data = data.replace(b"10 0 obj", shifted + b"10 0 obj", 1)
     data = data.replace(b"(Invoice)", b"(IJKnvoice)")
     (page,) = both.rows(data)

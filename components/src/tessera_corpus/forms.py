@@ -14,9 +14,9 @@ _NAME_BYTES: Final = 64
 def read(document: Any, index: int, page: Any, raw: Any) -> list[Any]:
     """The page with its fields as content, which has a place among the lines.
 
-    It is the page as it was, where no appearance of an annotation has text: to draw the fields in and open the
-    page again takes half as long as to read it. It is two pages, the second of the fields alone, where PDFium
-    has given the page resources of its own, and no longer finds those that it had from its parent.
+    It is the page as it was, where no appearance of an annotation has text: to draw the fields in and open
+    the page again takes half as long as to read it. It is two pages, the second of the fields alone, where
+    PDFium has given the page resources of its own, and no longer finds those that it had from its parent.
     """
     if not _says(page, raw):
         return [page]

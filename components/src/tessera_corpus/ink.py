@@ -10,21 +10,19 @@ from tessera.sandbox.memory import Memory
 from tessera_corpus import layers
 
 _WHITE: Final = 255
+# Looked at together.
+_ROWS: Final = 64
 
 
 def is_blank(pixels: Memory, width: int, height: int, stride: int) -> bool:
     """Whether all of ``height`` rows of 8-bit BGR are white, each of ``stride`` bytes and ``width`` pixels.
 
-    A page with ink is known by a few of its rows, from the middle on: 10 microseconds, and 1 ms for a page
-    of 1,275 x 1,650 without.
+    A page with ink is known by a few of its rows, mostly by those in the middle.
     """
-    white = bytes([_WHITE]) * (3 * width)
-    middle = height // 2
-    return all(
-        pixels[row * stride : row * stride + len(white)].tobytes() == white
-        for rows in (range(middle, height), range(middle))
-        for row in rows
-    )
+    rows = pixels[: stride * height].reshape(height, stride)[:, : 3 * width]
+    begins = list(range(0, height, _ROWS))
+    middle = len(begins) // 2
+    return all(rows[begin : begin + _ROWS].min() == _WHITE for begin in begins[middle:] + begins[:middle])
 
 
 def lost(page: Any, raw: Any) -> str | None:
