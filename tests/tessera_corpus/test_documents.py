@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import io
+import mmap
 import os
 import re
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,7 @@ from tessera.local.content import ImageFile
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item
 from tessera_corpus.pdf import PdfMode, PictureFormat
+from tessera_corpus.words import Words
 from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream, unembedded
 
 pytestmark = pytest.mark.confines
@@ -438,6 +442,89 @@ def test_a_hidden_field_and_an_empty_box_are_not_shown(both: Drawing, field: str
     assert (pixels(page)[150:] == 255).all()
 
 
+def test_a_form_has_the_fonts_of_the_pages_above(both: Drawing) -> None:
+    """PDFium draws fields in beside fonts of the page's own, and finds no others afterwards."""
+    own = b"/Resources<</Font<</F 3 0 R>>>>/Annots"
+    data = form("/F 4/FT/Tx/T(a)/V(4711 EUR)/AP<</N 11 0 R>>")
+    assert own in data
+    data = data.replace(own, b"/Annots").replace(
+        b"/Pages/Kids", b"/Pages/Resources<</Font<</F 9 0 R>>>>/Kids"
+    )
+    # Codes that another font has for other letters.
+    encoding = b"/Encoding<</Differences[73/A/b/c]>>"
+    shifted = b"9 0 obj\n<</Type/Font/Subtype/Type1/BaseFont/Times-Roman%b>>\nendobj\n" % encoding
+    data = data.replace(b"10 0 obj", shifted + b"10 0 obj", 1)
+    data = data.replace(b"(Invoice)", b"(IJKnvoice)")
+    (page,) = both.rows(data)
+    assert isinstance(page, Item) and page.parts[1] == "Abcnvoice\n4711 EUR"
+
+
+LAYER = "/OC /L BDC " + line("secret", y=50) + " EMC"
+
+
+@pytest.mark.parametrize(
+    ("content", "warning"),
+    [
+        ("0 0 0 0 re W n 0 g 20 20 50 50 re f", "blank, though it has 1 path"),
+        ("0 0 0 0 re W n " + line("a") + line("b", y=50), "blank, though it has 2 texts"),
+        ("20 0 0 20 20 20 cm /X Do", "blank, though it has 1 picture"),
+        ("", None),
+        ("1 g 20 20 50 50 re f", None),
+        ("0 0 0 0 re W n " + line("  "), None),
+        (line("found alone").replace("BT", "BT 3 Tr"), None),
+        (line("beyond", y=300), None),
+        ("20 0 0 20 20 20 cm /Y Do", None),
+        (LAYER, None),
+        ("1 w 0 0 m 1 1 l S", None),
+    ],
+)
+def test_a_page_that_comes_out_blank_says_so(drawing: Drawing, content: str, warning: str | None) -> None:
+    """Not where it is blank: what is white, to be found alone, beyond the edges or on a hidden layer."""
+    broken = stream(
+        b"nothing",
+        "/Type/XObject/Subtype/Image/Width 2/Height 2/ColorSpace/DeviceRGB/BitsPerComponent 8"
+        "/Filter/JPXDecode",
+    )
+    data = pdf(
+        [content],
+        catalog="/OCProperties<</OCGs[12 0 R]/D<</OFF[12 0 R]>>>>",
+        resources="/Properties<</L 12 0 R>>/XObject<</X 10 0 R/Y 11 0 R>>",
+        objects=[broken, image(2, 2, bytes([255]) * 12), b"<</Type/OCG/Name(layer)>>"],
+    )
+    (page,) = drawing.rows(data)
+    assert isinstance(page, Item) and page.warning == warning
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["last", "before others"])
+def test_the_catalog_is_found_in_streams_of_objects(tmp_path: Path, later: bool) -> None:
+    """Where it is among others, and where the file tells its number in a stream of cross-references."""
+    catalog = zlib.compress(b"1 0 <</Type/Catalog/OCProperties<<>>>>")
+    other = zlib.compress(b"5 0 <</Type/Page/Catalogue(no)>>")
+    packed = [(other, 1), (catalog, 1)]
+    if later:
+        packed.reverse()
+    objects = b"".join(
+        b"%d 0 obj\n" % number
+        + stream(data, f"/Type/ObjStm/N {count}/First 4/Filter/FlateDecode")
+        + b"\nendobj\n"
+        for number, (data, count) in enumerate(packed, 11)
+    )
+    table = b"20 0 obj\n" + stream(b"", "/Type/XRef/Root 1 0 R") + b"\nendobj\n"
+    for named, found in (
+        (objects, True),
+        (objects.replace(catalog, zlib.compress(b"1 0 <</Type/Catalog>>")), False),
+    ):
+        file = tmp_path / f"{found}.pdf"
+        file.write_bytes(b"%PDF-1.5\n" + named + table)
+        assert words_of(file).catalog_may_have(b"/OCProperties") is found
+
+
+def words_of(path: Path) -> Words:
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+    return Words(data, (ctypes.c_ubyte * len(data)).from_buffer(data))
+
+
 def east_asian(name: str, ordering: str, encoding: str, text: str) -> bytes:
     """A page with a text in one of Adobe's fonts that no file has."""
     font = (
@@ -535,9 +622,6 @@ def test_pages_of_ordinary_fonts_are_what_pdfium_draws(both: Drawing) -> None:
     assert np.array_equal(pixels(ordinary), plainly(data, 1))
     assert np.array_equal(pixels(again), pixels(ordinary))
     assert isinstance(cyrillic, Item)
-
-
-LAYER = "/OC /L BDC " + line("secret", y=50) + " EMC"
 
 
 @pytest.mark.parametrize("state", ["ON", "OFF"])

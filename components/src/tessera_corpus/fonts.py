@@ -269,14 +269,6 @@ def _is_lacking(letter: str) -> bool:
     return letter not in _OWN and letter.isprintable()
 
 
-def _remembered(known: dict[int, bool], font: Any, raw: Any) -> bool:
-    """``_is_substituted``, looked for once for each font of a page."""
-    address = ctypes.cast(font, ctypes.c_void_p).value or 0
-    if address not in known:
-        known[address] = _is_substituted(font, raw)
-    return known[address]
-
-
 def _is_substituted(font: Any, raw: Any) -> bool:
     if raw.FPDFFont_GetIsEmbedded(font) != 0:
         return False

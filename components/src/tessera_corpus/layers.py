@@ -19,7 +19,7 @@ def hide(page: Any, raw: Any) -> bool:
     none of these: each layer is drawn alone, and is hidden where nothing appears.
     """
     layers: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-    for key, drawn in _drawn(page, raw):
+    for key, drawn in each_drawn(page, raw):
         layers[key].append(drawn)
     optional = [key for key in layers if key]
     if not optional:
@@ -34,7 +34,7 @@ def hide(page: Any, raw: Any) -> bool:
     return len(shown) < len(optional)
 
 
-def _drawn(page: Any, raw: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+def each_drawn(page: Any, raw: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
     """What is drawn, each with the marks of layers and the forms that it is in."""
 
     def within(container: Any, count: Any, get: Any, key: tuple[int, ...], depth: int) -> Any:

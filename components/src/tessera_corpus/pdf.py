@@ -12,7 +12,6 @@ import io
 import math
 import mmap
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
@@ -25,7 +24,8 @@ from PIL import Image
 from tessera.extras import absent, lack, missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
-from tessera_corpus import fonts, layers
+from tessera_corpus import fonts, forms, ink, layers
+from tessera_corpus.words import Words
 
 POINTS: Final = 72
 """An inch has so many of the units in which a page is measured."""
@@ -36,8 +36,6 @@ _PNG_LEVEL: Final = 1
 _MAX_CHARACTERS: Final = 1_000_000
 # UTF-8 takes three bytes for each of UTF-16's units at most, which is what PDFium counts.
 _TEXT_BYTES: Final = 3 * _MAX_CHARACTERS
-# Of streams of objects that are looked through for a word.
-_MAX_OBJECTS: Final = 64 << 20
 # Letters of a warning.
 _NAMED: Final = 20
 
@@ -257,6 +255,7 @@ class Handler:
                 reason = f"{inches} points at {drawing.dpi} dpi, the limit is "
                 return Refusal(reason=f"{reason}{drawing.max_pixels} pixels", pages=pages)
         page = document[index]
+        pages_read = [page]
         try:
             may_lack = False
             if drawing.mode is not PdfMode.TEXT:
@@ -264,30 +263,28 @@ class Handler:
                 may_lack = bool(self._fonts.charsets) and (
                     self._fonts.asked_for_script or file.may_lack_letters
                 )
-            if (
-                document.formenv
-                and (drawing.mode is not PdfMode.IMAGE or may_lack)
-                # To draw them in and open the page again takes as long as its text.
-                and raw().FPDFPage_GetAnnotCount(page) > 0
-            ):
-                # Fields become content, which has a place among the lines.
-                page.flatten()
-                page.close()
-                page = document[index]
+            if document.formenv and (drawing.mode is not PdfMode.IMAGE or may_lack):
+                pages_read = forms.read(document, index, page, raw())
+                page = pages_read[0]
             if may_lack:
                 warning = self._drawn_with_more_fonts(memory, file, index, page, scale)
+            if warning is None and drawing.mode is not PdfMode.TEXT:
+                warning = self._lost(memory, file, page, width, height)
             if drawing.mode is not PdfMode.IMAGE:
                 text = _text(page)
                 if text and file.may_have_layers and layers.hide(page, raw()):
                     text = _text(page)
-                if text is None:
+                for fields in pages_read[1:]:
+                    text = None if text is None else f"{text}\n{_text(fields) or ''}".strip()
+                if text is None or len(text) > _MAX_CHARACTERS:
                     return Refusal(reason=f"more than {_MAX_CHARACTERS} characters", pages=pages)
                 begin = stride(width) * height
                 encoded = text.encode()
                 text_bytes = len(encoded)
                 memory[begin : begin + text_bytes].data[:] = encoded
         finally:
-            page.close()
+            for each in pages_read:
+                each.close()
         return Page(pages=pages, width=width, height=height, text_bytes=text_bytes, warning=warning)
 
     def _drawn_with_more_fonts(
@@ -310,6 +307,14 @@ class Handler:
         warning = _warning(missing_letters)
         return warning if self._fonts.installed else f"{warning}; {self._how}"
 
+    def _lost(self, memory: Memory, file: _File, page: Any, width: int, height: int) -> str | None:
+        """What a page has that came out blank."""
+        if not ink.is_blank(memory, width, height, stride(width)):
+            return None
+        if file.may_have_layers:
+            layers.hide(page, raw())
+        return ink.lost(page, raw())
+
     def _forget(self) -> None:
         if self._file is not None:
             self._file.document.close()
@@ -323,8 +328,9 @@ class _File:
     def __init__(self, task: Task, descriptor: int) -> None:
         self.number = task.file
         # Copy on write: PDFium takes memory that can be written to.
-        self._data = mmap.mmap(descriptor, task.size, flags=mmap.MAP_PRIVATE)
-        self._buffer = (ctypes.c_ubyte * task.size).from_buffer(self._data)
+        data = mmap.mmap(descriptor, task.size, flags=mmap.MAP_PRIVATE)
+        self._buffer = (ctypes.c_ubyte * task.size).from_buffer(data)
+        self._words = Words(data, self._buffer)
         self.document = self.opened()
 
     def opened(self) -> Any:
@@ -336,22 +342,21 @@ class _File:
         document.init_forms()
         return document
 
-    @property
+    @cached_property
     def may_have_layers(self) -> bool:
-        return b"/OCProperties" in self._words
+        return self._words.catalog_may_have(b"/OCProperties")
 
     @cached_property
     def may_lack_letters(self) -> bool:
-        return bool(_found(self._data, self._buffer, fonts.WORDS))
+        return self._words.may_have(fonts.WORDS)
 
     @cached_property
-    def _words(self) -> frozenset[bytes]:
-        """Which of what PDFium does not tell the file may have."""
-        return _found(self._data, self._buffer, frozenset({b"/UserUnit", b"/OCProperties"}))
+    def _may_have_units(self) -> bool:
+        return self._words.may_have(frozenset({b"/UserUnit"}))
 
     def user_unit(self, index: int) -> float:
         """How many points a page's unit is, ISO 32000-1, 14.11.2."""
-        if b"/UserUnit" not in self._words:
+        if not self._may_have_units:
             return 1.0
         import pypdfium2
 
@@ -369,44 +374,6 @@ class _File:
         except ValueError:
             return 1.0
         return value if value > 0 else 1.0
-
-
-def _found(
-    data: mmap.mmap, buffer: ctypes.Array[ctypes.c_ubyte], words: frozenset[bytes]
-) -> frozenset[bytes]:
-    """Which of the words a file may have: in plain text, or in streams of objects."""
-    # libc's: 0.2 ms for a word in 2.6 MB, and that of the mapping takes 0.9.
-    memmem = ctypes.CDLL(None).memmem
-    memmem.restype = ctypes.c_void_p
-    memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
-    first = ctypes.addressof(buffer)
-
-    def place(word: bytes, begin: int = 0) -> int:
-        found = memmem(first + begin, len(buffer) - begin, word, len(word))
-        return -1 if found is None else int(found) - first
-
-    found = {word for word in words if place(word) >= 0}
-    begin = place(b"/ObjStm")
-    inflated = 0
-    while begin >= 0 and found != words:
-        at = place(b"stream", begin)
-        if at < 0:
-            break
-        at += len(b"stream")
-        while data[at : at + 1] in (b"\r", b"\n"):
-            at += 1
-        end = place(b"endstream", at)
-        try:
-            objects = zlib.decompressobj().decompress(data[at : end if end >= 0 else len(data)], _MAX_OBJECTS)
-        except zlib.error:
-            # Encrypted, or packed in another way.
-            return words
-        found |= {word for word in words if word in objects}
-        inflated += len(objects)
-        if inflated > _MAX_OBJECTS:
-            return words
-        begin = place(b"/ObjStm", max(at, end))
-    return frozenset(found)
 
 
 def raw() -> Any:
