@@ -17,7 +17,7 @@ import torch
 from tessera.models import family_of, open_model
 from tessera.models.base import Output, OutputKind
 from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl.cases import CASES
@@ -89,7 +89,7 @@ def no_norm_behind_the_encoder(reference: ColEmbedReference) -> None:
 def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[ColEmbedReference], None]) -> None:
     reference = ColEmbedReference(path)
     mistake(reference)
-    found = found_vectors(LlamaNemotronColEmbedVL.open(path), "float32")
+    found = found_vectors(LlamaNemotronColEmbedVL(path), "float32")
     assert cosines(found, reference_vectors(reference)).min() < BARS["bfloat16"]
 
 

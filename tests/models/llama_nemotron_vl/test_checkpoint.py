@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tessera.checkpoint.weights import weight_files
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
 from tessera.models.llama_nemotron_vl.tensors import expected, stored_tensors
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 

@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load(path: Path, dtype: str) -> tuple[VisionTower, TextTower]:
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
     return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
@@ -75,7 +75,7 @@ def test_every_type_to_every_type(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_are_as_announced(make_checkpoint: MakeCheckpoint, dtype: str, select_layer: int) -> None:
     path = make_checkpoint(select_layer=select_layer)
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     vision, text = load(path, dtype)
     assert nbytes(vision) == model.vision_nbytes(dtype)
     assert nbytes(text) == model.text_nbytes(dtype)
@@ -92,7 +92,7 @@ def test_shards_load_the_same(make_checkpoint: MakeCheckpoint) -> None:
 def test_each_side_reads_only_its_own_tensors(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = LlamaNemotronVL.open(make_checkpoint())
+    model = LlamaNemotronVL(make_checkpoint())
     read: list[str] = []
     original = TensorReader.read
 
@@ -126,7 +126,7 @@ def test_a_file_that_shrinks(
 
     monkeypatch.setattr(TensorReader, "read", shrinks)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not readable"):
-        LlamaNemotronVL.open(path).load_text(dtype="float32", device="cpu")
+        LlamaNemotronVL(path).load_text(dtype="float32", device="cpu")
 
 
 def test_loading_imports_no_compiler(make_checkpoint: MakeCheckpoint) -> None:

@@ -128,7 +128,7 @@ def built(
     """A checkpoint stored in bfloat16 and a mixed batch with the reference's float32 answers."""
     changes = CONFIGURATIONS[request.param]
     path = make_checkpoint(dtype="bfloat16", **changes)
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     large = changes.get("image_size") == 512
     pictures = [photos["china"]] if large else [encoded(gradient(200, 90)), encoded(gradient(50, 170))]
     inputs: list[tuple[Any, list[bytes], Role]] = [
@@ -188,7 +188,7 @@ def test_same_type_as_the_reference(
 ) -> None:
     """Both sides in the same type, as the reference is deployed."""
     path = make_checkpoint(dtype="bfloat16")
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     reference = Reference(path, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     vision, text = towers(path, model, dtype)
     image = encoded(gradient(200, 90))
@@ -224,7 +224,7 @@ def test_independence_of_company(built: tuple[str, Path, LlamaNemotronVL, list[C
 @torch.no_grad()
 def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     vision, _ = towers(path, model, "float32")
     tiles = torch.from_numpy(model.preprocess(Picture(encoded(gradient(200, 90)), param="x")).values)
     together = vision.rows(tiles)
@@ -235,7 +235,7 @@ def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
 @torch.no_grad()
 def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     _, text = towers(path, model, "float32")
     prompts = [prompt(model, "before"), prompt(model, "", [1]), prompt(model, "after it")]
     bad = torch.full((model.config.tokens_per_tile, model.output.width), float("nan"))
@@ -247,7 +247,7 @@ def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
 @torch.no_grad()
 def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: dict[str, bytes]) -> None:
     path = make_checkpoint(image_size=512, base_vocab=2000)
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     vision, text = towers(path, model, "float32")
     tiles = [model.preprocess(Picture(data, param="x")).values for data in photos.values()]
     rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
@@ -261,7 +261,7 @@ def test_cuda_agrees_and_never_waits(make_checkpoint: MakeCheckpoint) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     path = make_checkpoint()
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     image = encoded(gradient(200, 90))
     inputs = [("one", []), (WORDS * 20, []), ("of a river", [image]), (WORDS * 3, [])]
     cases = [case(model, reference, words, images, Role.PASSAGE) for words, images in inputs]

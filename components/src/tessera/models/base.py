@@ -230,6 +230,15 @@ class Content:
     def images(self) -> tuple[ImagePlan, ...]:
         return tuple(part for part in self.parts if isinstance(part, ImagePlan))
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def text(self) -> str:
+        """The texts, joined as they are."""
+        return "".join(self.texts)
+
     def prompt_of(self, prompts: Mapping[Role, str]) -> str:
         """Return the content's own prompt, or else its role's."""
         return prompts[self.role] if self.prompt is None else self.prompt

@@ -151,16 +151,20 @@ def longest(assumed: int, declared: Declared) -> int:
     return min(assumed, declared.max_tokens)
 
 
-def role_prompts(declared: Declared, assumed: Mapping[Role, str]) -> dict[Role, str]:
-    """Return the prompt of each role: the declared one, else the assumed one.
+def role_prompts(
+    declared: Declared, assumed: Mapping[Role, str], *, query: str = "", document: str = ""
+) -> dict[Role, str]:
+    """Return the prompt of each role: one of the options unless it is empty, else the declared, the assumed.
 
     An input without a role gets the default prompt, as ``encode`` of the reference gives it.
     """
     prompts = dict(assumed)
-    if declared.query_prompt is not None:
-        prompts[Role.QUERY] = declared.query_prompt
-    if declared.document_prompt is not None:
-        prompts[Role.PASSAGE] = declared.document_prompt
+    for role, option, own in (
+        (Role.QUERY, query, declared.query_prompt),
+        (Role.PASSAGE, document, declared.document_prompt),
+    ):
+        if option or own is not None:
+            prompts[role] = option or own or ""
     if declared.default_prompt is not None:
         prompts[Role.NONE] = declared.prompts.get(declared.default_prompt, "")
     return prompts

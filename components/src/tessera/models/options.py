@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
+"""Bounds one input, or one pair."""
 
 
 @dataclass(frozen=True, kw_only=True)

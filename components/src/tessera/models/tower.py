@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -42,10 +42,13 @@ from tessera.models.base import (
     sequential,
 )
 from tessera.models.declared import declared_text, longest
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, texts_of
+from tessera.models.marks import Marks
+from tessera.models.prompts import Assembler, Run, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
+
+NO_PROMPTS: Final[Mapping[Role, str]] = dict.fromkeys(Role, "")
 
 
 class TowerModel:
@@ -53,18 +56,18 @@ class TowerModel:
 
     What it says of images is that of a family without them.
 
-    ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
-    change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
-    the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
-    whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared, and
-    ``projects_tokens`` whether modules behind the Transformer are done for each token.
-    ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
-    family without images, and ``image_axes`` are the axes of vision rows before their width where they come
-    straight from the vision stage.
+    ``version`` is raised by hand whenever preprocessing, prompts or the forward pass of the family change
+    what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of the
+    tower: vectors of unit length, or scores as they are. ``takes_instructions`` says whether an input may
+    have one, ``lowers_case`` whether texts become lower case where that is declared, and ``projects_tokens``
+    whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
+    the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
+    token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
+    vision rows before their width where they come straight from the vision stage.
     """
 
     family: ClassVar[str]
-    revision: ClassVar[str]
+    version: ClassVar[int] = 1
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
@@ -72,6 +75,8 @@ class TowerModel:
     lowers_case: ClassVar[bool] = False
     projects_tokens: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
+    marks: Marks = Marks()
+    prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
 
@@ -79,16 +84,16 @@ class TowerModel:
         self,
         path: Path,
         text: TextSpec,
-        tokenizer: PlainTokenizer,
         options: msgspec.Struct | None = None,
         *,
         max_tokens: int,
-        dimensions: frozenset[int],
+        dimensions: Collection[int] = (),
         declared: Declared | None = None,
+        tokenizer: PlainTokenizer | None = None,
     ) -> None:
         """Apply what the checkpoint declares, which wins; raises ``CheckpointError`` for what is not done.
 
-        ``declared`` is that where it has been read.
+        ``declared`` and ``tokenizer`` are those where they have been read; the weights are not looked at.
         """
         self.path = path
         self.declared = read_declared(path) if declared is None else declared
@@ -102,7 +107,9 @@ class TowerModel:
         )
         self.max_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer or PlainTokenizer.read(
+            path, vocab_size=text.vocab_size, lower_case=self.declared.lower_case
+        )
         self._options = options
 
     def try_out(self) -> None:
@@ -114,7 +121,8 @@ class TowerModel:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
         files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
-        return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=files)
+        revision = f"{self.family} {self.version}{options}"
+        return fingerprint(self.path, revision=revision.encode(), files=files)
 
     @cached_property
     def output(self) -> Output:
@@ -149,8 +157,15 @@ class TowerModel:
         return Assembler(self._tokenizer, self.placeholder)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The prompt of texts and images; raises ``InvalidInput`` for what the family does not take."""
-        raise NotImplementedError
+        """The prompt of texts and images; raises ``InvalidInput`` for what the family does not take.
+
+        Of a family that reads text alone: the role's prompt and the texts, between the marks.
+        """
+        return self.between_marks(Run(content.prompt_of(self.prompts), content.text))
+
+    def between_marks(self, run: Run) -> list[Segment]:
+        """A text between the marks."""
+        return [*self.marks.before, run, *self.marks.behind]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if content.instruction is not None and not self.takes_instructions:
@@ -164,7 +179,7 @@ class TowerModel:
         if content.images and self.placeholder is None:
             self._refuse_image(param)
         made, segments = self._assembler, self.segments(content, param=param)
-        assemble = partial(made.document, chunks=texts_of(content)) if content.chunked else made.prompt
+        assemble = partial(made.document, chunks=content.texts) if content.chunked else made.prompt
         return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 
     @property

@@ -12,8 +12,7 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import OutputKind
 from tessera.models.llama.config import SCORING
-from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.config import PROCESSOR_FILE, ModelConfig, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera_tools.random_checkpoint.llama import (
     PUBLISHED,

@@ -11,7 +11,6 @@ class Bert(EncoderModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "bert"
-    revision = "bert 1"
 
 
 FAMILY: Family = OptionsFamily(

@@ -14,7 +14,6 @@ class BertColbert(ColbertModel, Bert):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token."""
 
     family = "bert_colbert"
-    revision = "bert_colbert 1"
     mask, unknown = "[MASK]", "[UNK]"
 
 

@@ -13,7 +13,7 @@ class BertRerank(CrossEncoder, Bert):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "bert_rerank"
-    revision = "bert_rerank 2"
+    version = 2
 
 
 FAMILY: Family = OptionsFamily(

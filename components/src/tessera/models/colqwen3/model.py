@@ -25,10 +25,11 @@ from tessera.models.base import Content, Family, OutputKind, Role
 from tessera.models.colqwen3.config import OPS, TOMORO, read_config
 from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Fixed, Run, Segment, texts_of
+from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.tensors import PREFIXES, stored_tensors
 from tessera.models.stored_names import part_name
+from tessera.models.tower import NO_PROMPTS
 from tessera.nn.spec import TextSpec
 
 _HEAD: Final = "text.head."
@@ -54,7 +55,6 @@ class ColQwen3(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "colqwen3"
-    revision = "colqwen3 1"
     kind = OutputKind.TOKENS
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -63,27 +63,23 @@ class ColQwen3(Qwen3VLBody):
         text = config.body.text
         # That of Ops is trained to be cut.
         widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
-        super().__init__(path, config.body, options, dimensions=frozenset(widths))
-        self._prefixes = role_prompts(
-            self.declared, {Role.NONE: "", Role.PASSAGE: "", Role.QUERY: options.query_prefix}
-        )
-        if options.query_prefix != _QUERY_PREFIX:
-            self._prefixes[Role.QUERY] = options.query_prefix
+        super().__init__(path, config.body, options, dimensions=widths)
+        own = {Role.QUERY: options.query_prefix}
+        # An option that was chosen wins over what is declared.
+        chosen = own if options.query_prefix != _QUERY_PREFIX else {}
+        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}) | chosen
         self._end_tokens = options.query_end_tokens
         self._answers = config.model_type == OPS
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
             user = self.user(content, param=param)
-            if not any(texts_of(content)):
+            if not content.text:
                 user.append(Fixed(_ALONE))
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()
             return [self.turn_start, *user, self.turn_end, *answer, self.end]
-        text = "".join(texts_of(content))
-        prefix = content.prompt_of(self._prefixes)
-        if content.role is Role.QUERY:
-            return [Run(prefix, text), *[self.end] * self._end_tokens]
-        return [Run(prefix, text)]
+        end_tokens = self._end_tokens if content.role is Role.QUERY else 0
+        return [Run(content.prompt_of(self.prompts), content.text), *[self.end] * end_tokens]
 
     @cached_property
     def stored_text(self) -> TextSpec:

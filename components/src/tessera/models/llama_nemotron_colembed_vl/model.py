@@ -11,22 +11,21 @@ from __future__ import annotations
 from tessera.models.base import Content, Family, OutputKind
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.options import NoOptions, OptionsFamily
-from tessera.models.prompts import Run, Segment, texts_of
+from tessera.models.prompts import Run, Segment
 
 
 class LlamaNemotronColEmbedVL(LlamaNemotronVL):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, prefixes included."""
 
     family = "llama_nemotron_colembed_vl"
-    revision = "llama_nemotron_colembed_vl 1"
     kind = OutputKind.TOKENS
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if not content.images:
             return super().segments(content, param=param)
-        prefix = content.prompt_of(self.config.prompt.prefixes)
+        prefix = content.prompt_of(self.prompts)
         again = prefix if self.strips_after_image else f" {prefix}"
-        run = Run(again, "".join(texts_of(content)))
+        run = Run(again, content.text)
         return [*self.before_text(prefix, content.images), run]
 
 
@@ -35,6 +34,6 @@ FAMILY: Family = OptionsFamily(
     model_types=("llama_nemotron_vl",),
     hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
     options=NoOptions,
-    opened=lambda path, _: LlamaNemotronColEmbedVL.open(path),
+    opened=LlamaNemotronColEmbedVL,
     architectures=("LlamaNemotronColEmbedVLModel",),
 )

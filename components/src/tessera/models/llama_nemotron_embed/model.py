@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.models.base import Content, Family, OutputKind
+from tessera.models.base import Family, OutputKind
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
     EMBEDDING,
@@ -20,8 +19,8 @@ from tessera.models.llama.config import (
     read_score_head,
 )
 from tessera.models.llama.prompt import bos_of, read_prefixes
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, text_segments
+from tessera.models.marks import Marks
+from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.tower import TowerModel
 from tessera.nn.spec import TextSpec
 
@@ -33,35 +32,27 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``pooling`` is that of a ``config.json`` that names none; ``max_tokens`` bounds one input, or pair."""
 
     pooling: Literal["avg", "last", "cls"] = "avg"
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 8_192
+    max_tokens: MaxTokens = 8_192
 
 
 class LlamaNemotronEmbed(TowerModel):
-    """Implements ``tessera.models.base.Model``."""
+    """Implements ``tessera.models.base.Model``; a prompt is BOS, the role's prefix and the texts."""
 
     family = "llama_nemotron_embed"
-    revision = "llama_nemotron_embed 1"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config, options, self.kind)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         super().__init__(
             path,
             text,
-            tokenizer,
             options,
             max_tokens=min(options.max_tokens, max_positions(config)),
             dimensions=_dimensions(config, text, self.kind),
         )
-        self._prefixes = read_prefixes(config, declared=self.declared)
-        self._bos = bos_of(tokenizer)
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """BOS, the role's prefix and the texts, joined as they are."""
-        prefix = content.prompt_of(self._prefixes)
-        return text_segments(self._bos, prefix, content)
+        self.prompts = read_prefixes(config, declared=self.declared)
+        self.marks = Marks((bos_of(self._tokenizer),))
 
 
 def read_config(config: Section, options: Options, kind: OutputKind = OutputKind.VECTOR) -> TextSpec:

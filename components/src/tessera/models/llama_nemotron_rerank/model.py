@@ -10,21 +10,20 @@ from tessera.models.llama.pairs import LlamaPairs
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed
 from tessera.models.llama_nemotron_embed.model import Options as Options
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, text_segments
+from tessera.models.prompts import Run, Segment
 
 
 class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "llama_nemotron_rerank"
-    revision = "llama_nemotron_rerank 1"
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """BOS and the texts as they are: a prompt that the client made."""
-        return text_segments(self._bos, "", content)
+        return self.between_marks(Run("", content.text))
 
     def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
-        return [self._bos], ""
+        return [*self.marks.before], ""
 
 
 FAMILY: Family = OptionsFamily(

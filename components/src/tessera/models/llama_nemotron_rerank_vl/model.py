@@ -23,11 +23,10 @@ class LlamaNemotronRerankVL(LlamaPairs, LlamaNemotronVL):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "llama_nemotron_rerank_vl"
-    revision = "llama_nemotron_rerank_vl 1"
 
     def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
         if not images:
-            return [self.bos], ""
+            return [*self.marks.before], ""
         return self.before_text("", images), "" if self.strips_after_image else " "
 
 
@@ -36,5 +35,5 @@ FAMILY: Family = OptionsFamily(
     model_types=("llama_nemotron_vl_rerank",),
     hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
     options=NoOptions,
-    opened=lambda path, _: LlamaNemotronRerankVL.open(path),
+    opened=LlamaNemotronRerankVL,
 )

@@ -19,7 +19,7 @@ import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 from tessera.imaging import Picture
@@ -33,12 +33,12 @@ from tessera.models.base import (
     VisionSpec,
 )
 from tessera.models.llama.prompt import bos_of
-from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.config import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, cut
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
+from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
-from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
+from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import TowerModel, nbytes
 
@@ -50,36 +50,29 @@ class LlamaNemotronVL(TowerModel):
     """Implements ``tessera.models.base.Model``; thread-safe once opened."""
 
     family = "llama_nemotron_vl"
-    revision = "llama_nemotron_vl 1"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
-        """Read the tokenizer.
+    def __init__(self, path: Path, options: NoOptions | None = None) -> None:
+        """Read configuration and tokenizer; the weights are not looked at.
 
-        Raises ``CheckpointError`` for a control token that it lacks, and for ids that disagree with the
-        configuration.
+        Raises ``CheckpointError``, also for a control token that the tokenizer lacks, and for ids that
+        disagree with the configuration.
         """
-        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
-        super().__init__(
-            path, config.text, tokenizer, max_tokens=config.max_tokens, dimensions=config.dimensions
-        )
-        self.config = config
+        self.config = config = read_config(path, self.kind)
+        super().__init__(path, config.text, max_tokens=config.max_tokens, dimensions=config.dimensions)
+        tokenizer = self._tokenizer
         self._image_start, self._image_end, self.placeholder = map(tokenizer.id_of, _MARKS)
-        if self.placeholder != config.prompt.image_token_id:
+        if self.placeholder != config.image_token_id:
             raise CheckpointError(
                 f"{tokenizer.path}: {_MARKS[2]} has id {self.placeholder},"
-                f" but img_context_token_id is {config.prompt.image_token_id}"
+                f" but img_context_token_id is {config.image_token_id}"
             )
-        self.bos = bos_of(tokenizer)
+        self.prompts = config.prefixes
+        self.marks = Marks((bos_of(tokenizer),))
         self._strips_before_image = bool(tokenizer.added[_MARKS[0]].get("lstrip"))
         self.strips_after_image = bool(tokenizer.added[_MARKS[1]].get("rstrip"))
         self._rows_per_tile = config.tokens_per_tile
         self.image_axes = "units", config.tokens_per_tile
-
-    @classmethod
-    def open(cls, path: Path) -> LlamaNemotronVL:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        return cls(path, read_config(path, cls.kind))
 
     @cached_property
     def vision(self) -> VisionSpec:
@@ -102,17 +95,16 @@ class LlamaNemotronVL(TowerModel):
 
         A marker that strips takes the space beside it.
         """
-        prefix = content.prompt_of(self.config.prompt.prefixes)
         if not content.images:
-            return text_segments(self.bos, prefix, content)
-        spaced = " " + "".join(texts_of(content))
+            return super().segments(content, param=param)
+        spaced = " " + content.text
         run = Run("", spaced.lstrip() if self.strips_after_image else spaced)
-        return [*self.before_text(prefix, content.images), run]
+        return [*self.before_text(content.prompt_of(self.prompts), content.images), run]
 
     def before_text(self, prefix: str, images: Sequence[ImagePlan]) -> list[Segment]:
         """What stands before the text of a prompt with images: BOS, the prefix, and the images."""
         before, after = self._strips_before_image, self.strips_after_image
-        made: list[Segment] = [self.bos, Fixed(prefix.rstrip() if before else prefix)]
+        made: list[Segment] = [*self.marks.before, Fixed(prefix.rstrip() if before else prefix)]
         for position, image in enumerate(images):
             if position and not before and not after:
                 made.append(Fixed(" "))
@@ -156,8 +148,8 @@ def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
     if Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
         from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
 
-        return LlamaNemotronColEmbedVL.open(path)
-    return LlamaNemotronVL.open(path)
+        return LlamaNemotronColEmbedVL(path)
+    return LlamaNemotronVL(path)
 
 
 FAMILY: Family = OptionsFamily(

@@ -17,7 +17,6 @@ import numpy as np
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import stored_tensors
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
@@ -39,8 +38,8 @@ from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.nemotron_3_5_embed.config import ARCHITECTURES, SETTINGS_FILE, read_config
 from tessera.models.nemotron_3_5_embed.images import laid_out, with_marks
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, texts_of
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.patches import check_grid, cut, places
 from tessera.models.stored_names import part_name
 from tessera.models.tower import TowerModel, nbytes
@@ -64,14 +63,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document_prompt: str = ""
     pooling: Literal["declared", "avg", "last", "cls"] = "declared"
     longest_edge: Annotated[int, msgspec.Meta(ge=0, le=4_096)] = 0
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
+    max_tokens: MaxTokens = 32_768
 
 
 class Nemotron35Embed(TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "nemotron_3_5_embed"
-    revision = "nemotron_3_5_embed 1"
     files = (*TowerModel.files, PROCESSOR_FILE, SETTINGS_FILE, *CHAT_FILES)
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -81,44 +79,43 @@ class Nemotron35Embed(TowerModel):
         """
         declared = read_declared(path)
         config = read_config(path, declared, pooling=options.pooling, longest_edge=options.longest_edge)
-        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
         super().__init__(
             path,
             config.text,
-            tokenizer,
             options,
             max_tokens=min(options.max_tokens, config.max_positions),
-            dimensions=frozenset(range(1, config.text.layer.hidden)),
+            dimensions=range(1, config.text.layer.hidden),
             declared=declared,
         )
         self.config = config
-        image, row_end, image_end = (tokenizer.id_of(mark) for mark in config.marks)
+        image, row_end, image_end = map(self._tokenizer.id_of, config.marks)
         if image != config.image_token:
             raise CheckpointError(
-                f"{tokenizer.path}: {config.marks[0]} has id {image},"
+                f"{self._tokenizer.path}: {config.marks[0]} has id {image},"
                 f" but config.json says {config.image_token}"
             )
         self.placeholder = image
-        self._marks = image, row_end, image_end
-        self._chat = Chat(path, tokenizer, placeholder=image, generation=False)
-        self._prompts = role_prompts(
-            self.declared, {Role.NONE: "", Role.QUERY: "query:", Role.PASSAGE: "passage:"}
+        self._image_marks = image, row_end, image_end
+        self._chat = Chat(path, self._tokenizer, placeholder=image, generation=False)
+        self.prompts = role_prompts(
+            self.declared,
+            {Role.NONE: "", Role.QUERY: "query:", Role.PASSAGE: "passage:"},
+            query=options.query_prompt,
+            document=options.document_prompt,
         )
-        given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
-        self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
-        check_prompts(self.declared, self._prompts)
+        check_prompts(self.declared, self.prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The turn of the images and the texts, which are joined as they are in place of the first."""
         parts: list[str | ImagePlan] = []
-        text = "".join(texts_of(content))
+        text = content.text
         for part in content.parts:
             if isinstance(part, ImagePlan):
                 parts.append(part)
             elif text:
                 parts.append(text)
                 text = ""
-        prompt = content.prompt_of(self._prompts)
+        prompt = content.prompt_of(self.prompts)
         return self._chat.segments(prompt, parts, lambda image: self._image(image, param), param=param)
 
     def _image(self, image: ImagePlan, param: str) -> Sequence[Segment]:
@@ -130,7 +127,7 @@ class Nemotron35Embed(TowerModel):
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         if not content.images or any(isinstance(part, tuple) for part in content.parts):
             return made
-        tokens = laid_out(made.tokens, content.images, self.config.vision.merge, self._marks)
+        tokens = laid_out(made.tokens, content.images, self.config.vision.merge, self._image_marks)
         rows = sum(image.rows for image in content.images)
         return replace(made, tokens=tokens, image_tokens=rows)
 

@@ -22,7 +22,7 @@ from tessera.models.base import Content, Family, ImagePlan, OutputKind, Role
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, texts_of
+from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
@@ -44,21 +44,20 @@ class NemotronColEmbedVL(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "nemotron_colembed_vl"
-    revision = "nemotron_colembed_vl 1"
     files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
     kind = OutputKind.TOKENS
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration, tokenizer and chat template, as ``Qwen3VLBody`` does."""
         config = read_config(path)
-        super().__init__(path, config, read_limits(path, config, options), dimensions=frozenset())
+        super().__init__(path, config, read_limits(path, config, options))
         assert self.placeholder is not None
         self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
         settings = Section.read(path / SETTINGS_FILE, optional=True)
         query, passage = (
             _spaced(settings.string(f"{role}_prefix", f"{role}:")) for role in ("query", "passage")
         )
-        self._prefixes = role_prompts(
+        self.prompts = role_prompts(
             self.declared, {Role.NONE: "", Role.QUERY: f"Query: {query}", Role.PASSAGE: passage}
         )
 
@@ -66,9 +65,9 @@ class NemotronColEmbedVL(Qwen3VLBody):
         """A user's turn of the images, then the text behind its prefix, and the beginning of an answer."""
         return self._chat.segments(
             "",
-            [*content.images, "".join(texts_of(content))],
+            [*content.images, content.text],
             lambda image: self._placeholders(image, param),
-            prefix=content.prompt_of(self._prefixes),
+            prefix=content.prompt_of(self.prompts),
             param=param,
         )
 

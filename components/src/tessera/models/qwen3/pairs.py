@@ -13,7 +13,7 @@ from tessera.errors import CheckpointError
 from tessera.models.base import Content, ImagePlan
 from tessera.models.declared import score_activation
 from tessera.models.pairs import PairTower
-from tessera.models.prompts import Fixed, Run, Segment, texts_of
+from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.tokenizer import TURN_END, TURN_START
 from tessera.nn.spec import HeadSpec, TextSpec
 
@@ -77,7 +77,7 @@ class Qwen3Pairs(PairTower):
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts in the prompt's turns: a pair that the client wrote itself."""
         before, _ = self.before_pair(())
-        return [*before, Run("", "".join(texts_of(content))), *self.behind_pair()]
+        return [*before, Run("", content.text), *self.behind_pair()]
 
     def score_tensors(self, shapes: Shapes, names: Callable[[str], str | None]) -> Mapping[str, StoredTensor]:
         """As ``TowerModel.tensors``; the head is two rows of what makes logits, or the classifier's one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from math import isqrt
@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError
 from tessera.image_plan import ImagePlan
@@ -42,7 +41,7 @@ class Qwen3VLBody(TowerModel):
     files = (*TowerModel.files, PROCESSOR_FILE)
 
     def __init__(
-        self, path: Path, config: ModelConfig, options: ImageOptions, *, dimensions: frozenset[int]
+        self, path: Path, config: ModelConfig, options: ImageOptions, *, dimensions: Collection[int] = ()
     ) -> None:
         """Read the tokenizer; the weights are not looked at.
 
@@ -54,7 +53,9 @@ class Qwen3VLBody(TowerModel):
                 f"model option max_pixels {options.max_pixels} is below min_pixels {options.min_pixels},"
                 f" or below the {smallest} of the smallest image"
             )
-        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
+        max_tokens = min(options.max_tokens, config.max_positions)
+        super().__init__(path, config.text, options, max_tokens=max_tokens, dimensions=dimensions)
+        tokenizer = self._tokenizer
         for name, token in (
             (IMAGE, config.image_token),
             (VISION_START, config.vision_start),
@@ -64,8 +65,6 @@ class Qwen3VLBody(TowerModel):
                 raise CheckpointError(
                     f"{tokenizer.path}: {name} has id {tokenizer.id_of(name)}, but config.json says {token}"
                 )
-        max_tokens = min(options.max_tokens, config.max_positions)
-        super().__init__(path, config.text, tokenizer, options, max_tokens=max_tokens, dimensions=dimensions)
         self.config = config
         self.placeholder = config.image_token
         self.limits = Limits(

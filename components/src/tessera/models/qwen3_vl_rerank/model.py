@@ -46,7 +46,6 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
     """Implements ``tessera.models.base.PairModel``; either side may have images."""
 
     family = "qwen3_vl_rerank"
-    revision = "qwen3_vl_rerank 1"
     behind_instruction = "<Query>:"
     # One token may hold the signs and what follows them.
     between = "\n<Document"
@@ -54,7 +53,7 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
-        super().__init__(path, read_config(path), options, dimensions=frozenset())
+        super().__init__(path, read_config(path), options)
         self.score_pairs(instruction=options.instruction)
 
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:

@@ -18,11 +18,12 @@ from tessera.checkpoint.weights import stored_tensors, weight_files
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 from tessera.models.base import Family, Feature, Output, OutputKind
+from tessera.models.declared import role_prompts
 from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import Names, read_encoder
-from tessera.models.encoder.model import EncoderModel, MaxTokens, prompts_of
-from tessera.models.options import OptionsFamily
-from tessera.models.tower import nbytes
+from tessera.models.encoder.model import EncoderModel
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.tower import NO_PROMPTS, nbytes
 from tessera.nn.spec import VocabularySpec
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ class Splade(EncoderModel):
     """Implements ``tessera.models.base.Model``; its default output is sparse."""
 
     family = "splade"
-    revision = "splade 1"
     kind = OutputKind.SPARSE
     # What comes before the head's product is not recorded.
     features = frozenset({Feature.FP8})
@@ -58,7 +58,9 @@ class Splade(EncoderModel):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
+        self.prompts = role_prompts(
+            declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
+        )
         text = read_encoder(config, body_of(config), pooling="none")
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
         pooling = declared.splade or DeclaredSplade(file=path)

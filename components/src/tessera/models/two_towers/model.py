@@ -28,15 +28,13 @@ from tessera.models.base import (
     ImagePlan,
     Pixels,
     Prompt,
-    Role,
     Truncate,
     VisionModule,
     VisionSpec,
 )
 from tessera.models.declared import role_prompts
-from tessera.models.prompts import Run, texts_of
 from tessera.models.stages import StageModule
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import NO_PROMPTS, TowerModel, nbytes
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
 from tessera.models.two_towers.tensors import find_tensors
@@ -68,11 +66,12 @@ class TwoTowers(TowerModel):
         text: EncoderSpec,
         vision: VisionConfig,
         processing: Processing,
-        tokenizer: PlainTokenizer,
         options: msgspec.Struct | None = None,
+        *,
+        tokenizer: PlainTokenizer | None = None,
     ) -> None:
         """Raises ``CheckpointError`` for towers whose vectors differ in width."""
-        super().__init__(path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset())
+        super().__init__(path, text, options, max_tokens=text.positions, tokenizer=tokenizer)
         if self.text.width != vision.width:
             raise CheckpointError(
                 f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
@@ -81,7 +80,7 @@ class TwoTowers(TowerModel):
         self.config = vision
         self.processing = processing
         self.placeholder = text.vocab_size
-        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        self.prompts = role_prompts(self.declared, NO_PROMPTS)
 
     @property
     @abstractmethod
@@ -129,10 +128,6 @@ class TwoTowers(TowerModel):
                 f"{param} has {len(content.images)} images; {self.family} embeds each on its own", param=param
             )
         return Prompt(tokens=np.array([self.placeholder], np.int32), image_tokens=1)
-
-    def run(self, content: Content) -> Run:
-        """The texts behind the prompt of their role."""
-        return Run(content.prompt_of(self._prompts), "".join(texts_of(content)))
 
     def load_vision(self, *, dtype: str, device: str) -> VisionModule:
         """Read the vision tower's tensors; raises ``CheckpointError``."""

@@ -23,7 +23,6 @@ class XlmRoberta(EncoderModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "xlm_roberta"
-    revision = "xlm_roberta 1"
     files = (*EncoderModel.files, *HEAD_FILES)
     _heads: M3Heads | None = None
 

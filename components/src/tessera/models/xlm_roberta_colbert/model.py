@@ -15,7 +15,6 @@ class XlmRobertaColbert(ColbertModel, XlmRoberta):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token."""
 
     family = "xlm_roberta_colbert"
-    revision = "xlm_roberta_colbert 1"
     mask, unknown = "<mask>", "<unk>"
     files = ColbertModel.files
 

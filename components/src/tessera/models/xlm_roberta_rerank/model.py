@@ -13,7 +13,7 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "xlm_roberta_rerank"
-    revision = "xlm_roberta_rerank 2"
+    version = 2
     separators = 2
     typed = False
 
