@@ -14,10 +14,9 @@ from tessera.checkpoint import loading as tensor_files
 from tessera.checkpoint.loading import TensorReader
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import CheckpointError, ConfigError
-from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.tensors import canonical
-from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.loading import load_text
 from tessera.nn.text import TextTower
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
@@ -25,9 +24,10 @@ from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load(path: Path, dtype: str) -> tuple[VisionTower, TextTower]:
+def load(path: Path, dtype: str) -> tuple[LlamaNemotronVision, TextTower]:
     model = LlamaNemotronVL(path)
-    vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    assert isinstance(vision, LlamaNemotronVision)
     return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
 

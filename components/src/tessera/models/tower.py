@@ -37,7 +37,6 @@ from tessera.models.base import (
     Role,
     ScoreActivation,
     Truncate,
-    VisionModule,
     VisionSpec,
     sequential,
 )
@@ -46,7 +45,7 @@ from tessera.models.marks import Marks
 from tessera.models.prompts import Assembler, Run, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
-from tessera.nn.spec import TextSpec
+from tessera.nn.spec import EncoderSpec, TextSpec
 
 NO_PROMPTS: Final[Mapping[Role, str]] = dict.fromkeys(Role, "")
 
@@ -63,7 +62,8 @@ class TowerModel:
     whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
     the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
-    vision rows before their width where they come straight from the vision stage.
+    vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
+    precedes the names of the vision tower's tensors, and ``normalisation`` each channel's mean and deviation.
     """
 
     family: ClassVar[str]
@@ -79,6 +79,8 @@ class TowerModel:
     prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
+    vision_part: ClassVar[str] = "vision."
+    normalisation: tuple[Sequence[float], Sequence[float]] = ((), ())
 
     def __init__(
         self,
@@ -218,15 +220,39 @@ class TowerModel:
         """int32 ``[0, units]``: units know their places themselves."""
         return np.empty((0, image.units), np.int32)
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Raises ``ConfigError``."""
-        raise ConfigError(f"{self.family} reads text alone: it has no vision stage")
+    def vision_tower(self) -> VisionTower:
+        """Build the vision tower, whose weights are read later; needs torch."""
+        raise NotImplementedError
+
+    def vision_shapes(self) -> Shapes:
+        """The tensors that the vision tower keeps, by ``vision.`` and their names there."""
+        return {}
+
+    def vision_activations(self, units: int) -> int:
+        """Elements alive at the widest point of a vision batch of so many units, beside the weights."""
+        return 0
+
+    def load_vision(self, *, dtype: str, device: str, form: Form | None = None) -> VisionTower:
+        """Read the vision tower's tensors; raises ``CheckpointError``, or ``ConfigError`` without a tower."""
+        if self.vision is None:
+            raise ConfigError(f"{self.family} reads text alone: it has no vision stage")
+        from tessera.nn.loading import load_vision
+
+        return load_vision(
+            self.vision_tower,
+            self.tensors(),
+            part=self.vision_part,
+            normalisation=self.normalisation,
+            dtype=dtype,
+            device=device,
+            form=form,
+        )
 
     def vision_nbytes(self, dtype: str) -> int:
-        return 0
+        return nbytes(self.vision_shapes(), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return 0
+        return self.vision_activations(units) * FLOATS[dtype].itemsize
 
     def _refuse_image(self, param: str) -> NoReturn:
         raise InvalidInput(f"{param} is an image; {self.family} reads text alone", param=param)
@@ -274,6 +300,11 @@ class TowerModel:
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:
         """A part of the text stage for compilers; raises ``CheckpointError`` or ``ConfigError``."""
+        if isinstance(self.text, EncoderSpec):
+            # Nothing is compiled of learned positions and token types.
+            raise ConfigError(
+                f"family {self.family} offers no stages to compile or export; use engine: torch"
+            )
         from tessera.models.text_stages import TEXT_STAGES, TextStages
 
         check_stage(stage, layout, TEXT_STAGES)
@@ -288,7 +319,9 @@ class TowerModel:
 
 
 if TYPE_CHECKING:
+    from tessera.nn.forms.plain import Form
     from tessera.nn.text import TextTower
+    from tessera.nn.vision import VisionTower
 
     _offers_stages: type[StageFamily] = TowerModel
 

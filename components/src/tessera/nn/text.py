@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from tessera.nn.forms.choice import form_for
-from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
-from tessera.nn.layer import Stack, norm
+from tessera.nn.forms.plain import Form, Residual, tensor
+from tessera.nn.layer import Stack, Tower, norm
 from tessera.nn.outputs import CHUNKS, STATES, HeadRows, OutputHead
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
@@ -71,7 +71,7 @@ def finished(
     return rows if spec.cut is None else rows[:, : spec.cut].contiguous()
 
 
-class TextTower(nn.Module):
+class TextTower(Tower):
     """Implements ``tessera.models.base.SplitTextModule``.
 
     Built on the ``meta`` device and filled from weight files; ``prepare`` then makes it ready to run.
@@ -87,7 +87,6 @@ class TextTower(nn.Module):
         self.head = None if spec.head is None else Head(spec.head, hidden)
         self.steps = step_modules(spec.steps)
         self._pools_alone = self.head is None and spec.width == spec.pooled_width == hidden and not spec.steps
-        self.form: Form = PLAIN
         self.name = ""
         self.heads: Mapping[str, OutputHead] = {}
         self.rotary: Rotary
@@ -106,10 +105,6 @@ class TextTower(nn.Module):
         """Name the default output, and give the heads by name; the tower's own rows are of none of these."""
         self.name, self.heads = name, heads
         return self
-
-    def quantise(self, *, keep: int) -> None:
-        """Hold the products in FP8, but for ``keep`` layers at each end."""
-        self.layers.quantise(keep=keep)
 
     def forward(
         self,

@@ -39,7 +39,7 @@ from tessera.models.two_towers.tensors import stack_shapes
 from tessera.nn.spec import EncoderSpec, HeadSpec, linear_shapes, norm_shapes
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 _DEFAULTS: Final = Defaults(
     activation="quick_gelu",
@@ -106,7 +106,7 @@ class Clip(TiledTowers):
             **linear_shapes("vision.projection", hidden, vision.width, bias=False),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.clip.vision import ClipVision
 
         return ClipVision(self.config)

@@ -15,14 +15,13 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import token_name
 from tessera.checkpoint.weights import stored_tensors
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import CheckpointError
 from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.body import Body, body_of
 from tessera.models.encoder.config import Names, read_encoder
 from tessera.models.marks import Marks
 from tessera.models.options import MaxTokens
-from tessera.models.stages import StageModule
 from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
 
@@ -141,9 +140,3 @@ class EncoderModel(TowerModel):
         """The place of every tensor that is used; raises ``CheckpointError``."""
         names = Names(self.text.layers, self._body, self.head_names)
         return stored_tensors(self.path, self.text.shapes("text."), names)
-
-    def load_stage(
-        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
-    ) -> StageModule:
-        """Raises ``ConfigError``: nothing is compiled of learned positions and token types."""
-        raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from tessera.dtypes import FLOATS
+from tessera.checkpoint.weights import Shapes
 from tessera.errors import CheckpointError
 from tessera.imaging import Picture
 from tessera.models.base import (
@@ -29,7 +29,6 @@ from tessera.models.base import (
     Family,
     ImagePlan,
     Pixels,
-    VisionModule,
     VisionSpec,
 )
 from tessera.models.llama.prompt import bos_of
@@ -40,7 +39,10 @@ from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.stages import StageModule, check_stage
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import TowerModel
+
+if TYPE_CHECKING:
+    from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 
 _MARKS = ("<img>", "</img>", "<IMG_CONTEXT>")
 """What stands before an image, behind it, and for each of its rows: ids that text can never produce."""
@@ -51,6 +53,7 @@ class LlamaNemotronVL(TowerModel):
 
     family = "llama_nemotron_vl"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+    vision_part = ""
 
     def __init__(self, path: Path, options: NoOptions | None = None) -> None:
         """Read configuration and tokenizer; the weights are not looked at.
@@ -67,6 +70,7 @@ class LlamaNemotronVL(TowerModel):
                 f"{tokenizer.path}: {_MARKS[2]} has id {self.placeholder},"
                 f" but img_context_token_id is {config.image_token_id}"
             )
+        self.normalisation = config.image.mean, config.image.std
         self.prompts = config.prefixes
         self.marks = Marks((bos_of(tokenizer),))
         self._strips_before_image = bool(tokenizer.added[_MARKS[0]].get("lstrip"))
@@ -115,11 +119,13 @@ class LlamaNemotronVL(TowerModel):
         tiles = cut(picture, self.config.image, empty)
         return Pixels(values=tiles, plan=self._tiled(len(tiles)))
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Read the vision and projector tensors; raises ``CheckpointError``."""
-        from tessera.models.llama_nemotron_vl.loading import load_vision
+    def vision_tower(self) -> LlamaNemotronVision:
+        from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 
-        return load_vision(self.path, self.config, dtype=dtype, device=device)
+        return LlamaNemotronVision(self.config)
+
+    def vision_shapes(self) -> Shapes:
+        return used_for_vision(self.config)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         return stored_tensors(self.path, self.config)
@@ -128,19 +134,19 @@ class LlamaNemotronVL(TowerModel):
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:
         """A part of the model for compilers; raises ``CheckpointError`` or ``ConfigError``."""
-        given: Any = {"dtype": dtype, "device": device, "max_sequences": max_sequences}
         if stage != "vision":
-            return super().load_stage(stage, layout=layout, **given)
-        from tessera.models.llama_nemotron_vl.loading import vision_stage
+            return super().load_stage(
+                stage, layout=layout, dtype=dtype, device=device, max_sequences=max_sequences
+            )
+        from tessera.models.llama_nemotron_vl.vision import vision_stage
+        from tessera.nn.forms.choice import exported
 
         check_stage(stage, layout, (stage,))
-        return vision_stage(self.path, self.config, **given)
+        form = exported(device, dtype, max_sequences=max_sequences)
+        return vision_stage(self.load_vision(dtype=dtype, device=device, form=form), self.config, dtype=dtype)
 
-    def vision_nbytes(self, dtype: str) -> int:
-        return nbytes(used_for_vision(self.config), dtype)
-
-    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return self.config.vision_activations(units) * FLOATS[dtype].itemsize
+    def vision_activations(self, units: int) -> int:
+        return self.config.vision_activations(units)
 
 
 def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:

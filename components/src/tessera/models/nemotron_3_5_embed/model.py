@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.weights import stored_tensors
-from tessera.dtypes import FLOATS
+from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.errors import CheckpointError
 from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
@@ -31,7 +30,6 @@ from tessera.models.base import (
     Prompt,
     Role,
     Truncate,
-    VisionModule,
     VisionSpec,
 )
 from tessera.models.chat import CHAT_FILES, Chat
@@ -42,8 +40,11 @@ from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.patches import check_grid, cut, places
 from tessera.models.stored_names import part_name
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import TowerModel
 from tessera.models.two_towers.images import PROCESSOR_FILE
+
+if TYPE_CHECKING:
+    from tessera.nn.vision import VisionTower
 
 _PREFIXES: Final = (
     ("vision_tower.", "vision."),
@@ -95,6 +96,7 @@ class Nemotron35Embed(TowerModel):
                 f" but config.json says {config.image_token}"
             )
         self.placeholder = image
+        self.normalisation = config.processing.mean, config.processing.std
         self._image_marks = image, row_end, image_end
         self._chat = Chat(path, self._tokenizer, placeholder=image, generation=False)
         self.prompts = role_prompts(
@@ -164,28 +166,26 @@ class Nemotron35Embed(TowerModel):
         )
         return Pixels(values=patches, plan=self._plan(*size))
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Read the vision tower's tensors; raises ``CheckpointError``."""
-        from tessera.models.nemotron_3_5_embed.vision import load_vision
+    def vision_tower(self) -> VisionTower:
+        from tessera.models.nemotron_3_5_embed.vision import PixtralVision
 
-        return load_vision(self.tensors(), self.config, dtype=dtype, device=device)
+        return PixtralVision(self.config.vision)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         shapes = self.config.vision.shapes() | self.text.shapes("text.")
         return stored_tensors(self.path, shapes, lambda name: part_name(name, _PREFIXES))
 
-    def vision_nbytes(self, dtype: str) -> int:
-        return nbytes(self.config.vision.shapes(), dtype)
+    def vision_shapes(self) -> Shapes:
+        return self.config.vision.shapes()
 
-    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+    def vision_activations(self, units: int) -> int:
         vision = self.config.vision
         hidden = vision.layer.hidden
         # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
         pixels = 2 * hidden + 3 * vision.channels * vision.patch_size**2
         # Rows behind and before each of the projector's products, beside those of the layers.
         projector = 3 * hidden + (hidden + 3 * vision.width) // vision.merge**2
-        elements = max(vision.layer.activations(), pixels, projector)
-        return units * elements * FLOATS[dtype].itemsize
+        return units * max(vision.layer.activations(), pixels, projector)
 
 
 FAMILY: Family = OptionsFamily(

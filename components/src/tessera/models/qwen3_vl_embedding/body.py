@@ -7,24 +7,27 @@ from functools import cached_property
 from itertools import groupby
 from math import isqrt
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
-from tessera.dtypes import FLOATS
+from tessera.checkpoint.weights import Shapes
 from tessera.errors import CheckpointError, ConfigError
 from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
-from tessera.models.base import Content, Empty, Int32Array, Pixels, VisionModule, VisionSpec
+from tessera.models.base import Content, Empty, Int32Array, Pixels, VisionSpec
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.patches import check_grid, cut, places, positions
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import stored_tensors, vision_shapes
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import TowerModel
+
+if TYPE_CHECKING:
+    from tessera.nn.vision import VisionTower
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +70,7 @@ class Qwen3VLBody(TowerModel):
                 )
         self.config = config
         self.placeholder = config.image_token
+        self.normalisation = config.mean, config.std
         self.limits = Limits(
             edge=config.vision.patch_size * config.vision.merge,
             min_pixels=options.min_pixels,
@@ -133,19 +137,18 @@ class Qwen3VLBody(TowerModel):
         patches = cut(picture, size, patch=vision.patch_size, merge=vision.merge, empty=empty)
         return Pixels(values=patches, plan=self._plan(*size))
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Read the vision tower's tensors; raises ``CheckpointError``."""
-        from tessera.models.qwen3_vl_embedding.loading import load_vision
+    def vision_tower(self) -> VisionTower:
+        from tessera.models.qwen3_vl_embedding.vision import Qwen3VLVision
 
-        return load_vision(self.tensors(), self.config, dtype=dtype, device=device)
+        return Qwen3VLVision(self.config.vision)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         return stored_tensors(self.path, self.config)
 
-    def vision_nbytes(self, dtype: str) -> int:
-        return nbytes(vision_shapes(self.config.vision), dtype)
+    def vision_shapes(self) -> Shapes:
+        return vision_shapes(self.config.vision)
 
-    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+    def vision_activations(self, units: int) -> int:
         vision = self.config.vision
         hidden = vision.layer.hidden
         # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
@@ -153,5 +156,4 @@ class Qwen3VLBody(TowerModel):
         # Merged patches before, between and behind a merger's two layers, beside the rows.
         merger = 5 * hidden
         rows = 2 * vision.row_width // vision.merge**2
-        elements = max(vision.layer.activations(), pixels, merger) + rows
-        return units * elements * FLOATS[dtype].itemsize
+        return units * (max(vision.layer.activations(), pixels, merger) + rows)

@@ -40,7 +40,7 @@ from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 from tessera.nn.spec import EncoderSpec, HeadSpec
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 Texts = Literal["auto", "canonical", "lower", "as_is"]
 
@@ -128,7 +128,7 @@ class Siglip(TiledTowers, SiglipTexts):
             **pool_shapes(vision.layer),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.siglip.vision import SiglipVision
 
         return SiglipVision(self.config)

@@ -25,7 +25,7 @@ from tessera.models.two_towers.images import HALF, read_processing, read_process
 from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 # Fewer are too few for the narrowest strip that there may be.
 _LEAST: Final = 16
@@ -110,7 +110,7 @@ class Siglip2(SiglipTexts):
             **pool_shapes(vision.layer),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.siglip2.vision import Siglip2Vision
 
         return Siglip2Vision(self.config)
