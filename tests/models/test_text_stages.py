@@ -11,7 +11,7 @@ import torch
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera.models.stages import StageFamily
 from tessera.models.tower import TowerModel
 from tessera_engines.aoti.text import PackedModule, PaddedModule

@@ -11,8 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL, LlamaNemotronVL
 from tessera_engines.compiled.spec import Profile, Range, axis_ranges
 from tessera_engines.compiled.stages import load_stage
 from tessera_engines.triton_export.onnx_file import OPSET, write_onnx

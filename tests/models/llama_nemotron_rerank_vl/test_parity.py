@@ -16,8 +16,8 @@ import torch
 from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.config import read_config
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tessera.checkpoint.weights import weight_files
 from tessera.errors import CheckpointError
 from tessera.models.llama_nemotron_vl.config import read_config
-from tessera.models.llama_nemotron_vl.tensors import expected, stored_tensors
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.tensors import expected
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 Weights = dict[str, torch.Tensor]
@@ -35,7 +36,7 @@ def rewritten(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Callable[..., 
 
 
 def names(path: Path) -> set[str]:
-    return set(stored_tensors(path, read_config(path)))
+    return set(LlamaNemotronVL(path).tensors())
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])

@@ -15,7 +15,6 @@ from tessera.checkpoint.loading import TensorReader
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.tensors import canonical
 from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.loading import load_text
 from tessera.nn.text import TextTower
@@ -43,7 +42,8 @@ def test_every_type_to_every_type(
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 4096)  # so that the file is mapped several times
     path = make_checkpoint(dtype=stored)
     vision, text = load(path, wanted)
-    weights = {canonical(name): value for name, value in load_file(path / "model.safetensors").items()}
+    own_name = LlamaNemotronVL(path).stored_name
+    weights = {own_name(name): value for name, value in load_file(path / "model.safetensors").items()}
     parameters = dict(vision.named_parameters()) | {f"text.{k}": v for k, v in text.named_parameters()}
     assert all(parameter.dtype == DTYPES[wanted] for parameter in parameters.values())
     assert not any(parameter.is_meta or parameter.requires_grad for parameter in parameters.values())

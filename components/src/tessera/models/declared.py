@@ -21,7 +21,7 @@ from tessera.checkpoint.declared import (
 )
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.errors import CheckpointError, InvalidInput
-from tessera.models.base import DeclaredModel, Model, OutputKind, Role, ScoreActivation
+from tessera.models.base import Model, OutputKind, Role, ScoreActivation
 from tessera.nn.spec import Pooling, TextSpec
 
 _TASKS: Final[Mapping[OutputKind, Task]] = {
@@ -42,7 +42,7 @@ _POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {
 
 def declared_of(model: Model) -> Declared:
     """Return what the checkpoint of a model declares, nothing for a family from elsewhere that reads none."""
-    return model.declared if isinstance(model, DeclaredModel) else Declared(directory=model.path)
+    return getattr(model, "declared", None) or Declared(directory=model.path)
 
 
 def pooling_modes(model: Model) -> list[PoolingMode] | None:

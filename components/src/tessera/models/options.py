@@ -23,9 +23,7 @@ MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``architectures`` are those of ``ByArchitecture``, ``task`` that of ``ByTask``, ``hub_models`` those of
-    ``OnHub``. ``opened`` gives the model of a checkpoint's directory and options; it raises
-    ``CheckpointError``.
+    ``opened`` gives the model of a checkpoint's directory and options; it raises ``CheckpointError``.
     """
 
     name: str

@@ -18,7 +18,7 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.trial import try_tokenizer
-from tessera.checkpoint.weights import Shapes, stored_tensors
+from tessera.checkpoint.weights import Shapes, stored_tensors, weight_files
 from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, InvalidInput
 from tessera.imaging import Picture
@@ -44,7 +44,7 @@ from tessera.models.declared import declared_text, longest
 from tessera.models.marks import Marks
 from tessera.models.prompts import Assembler, Run, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
-from tessera.models.stored_names import text_name
+from tessera.models.stored_names import part_name
 from tessera.nn.spec import EncoderSpec, TextSpec
 
 NO_PROMPTS: Final[Mapping[Role, str]] = dict.fromkeys(Role, "")
@@ -56,7 +56,8 @@ class TowerModel:
     What it says of images is that of a family without them.
 
     ``version`` is raised by hand whenever preprocessing, prompts or the forward pass of the family change
-    what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of the
+    what they compute; ``files`` are fingerprinted beside the weights, and ``prefixes`` are of the names in
+    these, as ``part_name`` takes them. ``kind`` says what comes out of the
     tower: vectors of unit length, or scores as they are. ``takes_instructions`` says whether an input may
     have one, ``lowers_case`` whether texts become lower case where that is declared, and ``projects_tokens``
     whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
@@ -69,6 +70,7 @@ class TowerModel:
     family: ClassVar[str]
     version: ClassVar[int] = 1
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (("score.", "text.head."), ("", "text."))
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
@@ -260,9 +262,23 @@ class TowerModel:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The place of every tensor that the model uses, the tower's by ``text.`` and its name there.
 
-        Raises ``CheckpointError``. Families whose files hold more than the tower say how these are named.
+        Raises ``CheckpointError``.
         """
-        return stored_tensors(self.path, self.text.shapes("text."), text_name)
+        return stored_tensors(self.path, self.stored_shapes(), self.stored_name)
+
+    def stored_shapes(self) -> Shapes:
+        """Every tensor that the weight files must have; raises ``CheckpointError`` where it has to look."""
+        return self.vision_shapes() | self.stored_text.shapes("text.")
+
+    @cached_property
+    def stored_names(self) -> frozenset[str]:
+        """The names of the tensors in the weight files; raises ``CheckpointError``."""
+        files = weight_files(self.path, lambda name: False)
+        return frozenset(tensor.name for file in files for tensor in file.tensors)
+
+    def stored_name(self, name: str) -> str | None:
+        """The canonical name of a tensor in weight files, None for one without use, by ``prefixes``."""
+        return part_name(name, self.prefixes)
 
     def all_tensors(self) -> dict[str, StoredTensor]:
         """``tensors``, and those of the modules that the checkpoint declares; raises ``CheckpointError``."""

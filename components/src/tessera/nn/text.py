@@ -43,14 +43,6 @@ class Head(nn.Linear):
         return linear(rows, weight, bias) / self.temperature
 
 
-def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:
-    """Pooled rows behind the head if there is one."""
-    if head is None:
-        return pooled
-    rows: torch.Tensor = head(pooled)
-    return rows
-
-
 class Finish(Protocol):
     """The modules behind pooling, of a tower or of its last stage alone."""
 
@@ -63,7 +55,7 @@ def finished(
     pooled: torch.Tensor, hidden: torch.Tensor, sequences: Sequences, finish: Finish
 ) -> torch.Tensor:
     """Do what follows pooling: the head, further ways of pooling, the steps, and the cut; float32."""
-    spec, rows = finish.spec, answer(pooled, finish.head)
+    spec, rows = finish.spec, pooled if finish.head is None else finish.head(pooled)
     if spec.besides:
         rows = torch.cat([rows, *(pool(hidden, sequences, pooling) for pooling in spec.besides)], dim=1)
     for step in finish.steps:

@@ -206,14 +206,7 @@ def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Pat
             f"{settings.path}: the engine's flavour is {manifest.flavour}, engine {settings.engine!r} runs"
             " tensorrt and tensorrt_rtx"
         )
-    manifest.require(
-        settings.path,
-        stage=stage,
-        family=model.family,
-        fingerprint=model.fingerprint,
-        width=model.output.width,
-        row_width=model.vision.row_width if model.vision else 0,
-    )
+    manifest.require(settings.path, stage=stage, **Manifest.of_model(model))
     return settings.path, manifest
 
 

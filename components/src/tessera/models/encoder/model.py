@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,10 +12,8 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.declared import Declared, read_declared
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import token_name
-from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts
@@ -136,7 +135,9 @@ class EncoderModel(TowerModel):
         """What the files call the modules of the head, if there is one, and what they are called here."""
         return {}
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor that is used; raises ``CheckpointError``."""
-        names = Names(self.text.layers, self._body, self.head_names)
-        return stored_tensors(self.path, self.text.shapes("text."), names)
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self.text.layers, self._body, self.head_names)
+
+    def stored_name(self, name: str) -> str | None:
+        return self._names(name)

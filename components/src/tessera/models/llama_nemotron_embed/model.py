@@ -1,14 +1,15 @@
-"""A checkpoint of Llama Nemotron Embed as the rest of Tessera sees it; opening needs no torch."""
+"""Checkpoints of Llama Nemotron Embed and Rerank as the rest of Tessera sees them; opening needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.base import Family, OutputKind
+from tessera.models.base import Content, Family, ImagePlan, OutputKind
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
     EMBEDDING,
@@ -18,9 +19,10 @@ from tessera.models.llama.config import (
     read_dimensions,
     read_score_head,
 )
-from tessera.models.llama.prompt import bos_of, read_prefixes
+from tessera.models.llama.prompt import LlamaPairs, bos_of, read_prefixes
 from tessera.models.marks import Marks
 from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.prompts import Run, Segment
 from tessera.models.tower import TowerModel
 from tessera.nn.spec import TextSpec
 
@@ -70,6 +72,19 @@ def _dimensions(config: Section, text: TextSpec, kind: OutputKind) -> frozenset[
     return read_dimensions(config, text.layer.hidden, default=_TRAINED)
 
 
+class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
+    """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
+
+    family = "llama_nemotron_rerank"
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """BOS and the texts as they are: a prompt that the client made."""
+        return self.between_marks(Run("", content.text))
+
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+        return [*self.marks.before], ""
+
+
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronEmbed.family,
     model_types=("llama_bidirec",),
@@ -77,4 +92,13 @@ FAMILY: Family = OptionsFamily(
     options=Options,
     opened=LlamaNemotronEmbed,
     architectures=(EMBEDDING,),
+)
+
+RERANK: Family = OptionsFamily(
+    name=LlamaNemotronRerank.family,
+    model_types=("llama_bidirec",),
+    hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
+    options=Options,
+    opened=LlamaNemotronRerank,
+    architectures=(SCORING,),
 )

@@ -1,23 +1,32 @@
-"""A checkpoint of this family as the rest of Tessera sees it; importing and opening need no torch.
+"""Checkpoints of Llama Nemotron Embed, ColEmbed and Rerank VL; importing and opening need no torch.
 
 The layout of a prompt, with ``p`` the role's prefix (``"query: "``, ``"passage: "`` or nothing)::
 
     text            BOS  p + text
     images          BOS  p  (<img> placeholders </img>, " " between two of them)  " " + text
 
-The space after the last image stays even without text. There is no end token.
+The space after the last image stays even without text. There is no end token. ColEmbed has the prefix before
+the images and again behind them::
+
+    images          BOS  p  (<img> placeholders </img>, " " between two of them)  " " + p + text
+
+A pair of Rerank, where either side may have images, has those of the query first::
+
+    texts           BOS  question:{query}\\n\\npassage:{document}
+    images          BOS  (<img> placeholders </img>, " " between two of them)  " " + the same
+
+with a space on either side of each line break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
@@ -28,13 +37,14 @@ from tessera.models.base import (
     Empty,
     Family,
     ImagePlan,
+    OutputKind,
     Pixels,
     VisionSpec,
 )
-from tessera.models.llama.prompt import bos_of
+from tessera.models.llama.prompt import LlamaPairs, bos_of
 from tessera.models.llama_nemotron_vl.config import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, cut
-from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
+from tessera.models.llama_nemotron_vl.tensors import expected, used_for_vision
 from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment
@@ -53,6 +63,15 @@ class LlamaNemotronVL(TowerModel):
 
     family = "llama_nemotron_vl"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+    # The longest first, because the shorter ones are beginnings or endings of the longer.
+    prefixes = (
+        ("vision_model.vision_model.", "vision."),
+        ("vision_model.", "vision."),
+        ("mlp1.", "projector."),
+        ("language_model.model.", "text."),
+        ("language_model.", "text."),
+        ("score.", "text.head."),
+    )
     vision_part = ""
 
     def __init__(self, path: Path, options: NoOptions | None = None) -> None:
@@ -127,8 +146,8 @@ class LlamaNemotronVL(TowerModel):
     def vision_shapes(self) -> Shapes:
         return used_for_vision(self.config)
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return stored_tensors(self.path, self.config)
+    def stored_shapes(self) -> Shapes:
+        return expected(self.config)
 
     def load_stage(
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
@@ -149,11 +168,35 @@ class LlamaNemotronVL(TowerModel):
         return self.config.vision_activations(units)
 
 
+class LlamaNemotronColEmbedVL(LlamaNemotronVL):
+    """Implements ``tessera.models.base.Model``; its output is a vector of each token, prefixes included."""
+
+    family = "llama_nemotron_colembed_vl"
+    kind = OutputKind.TOKENS
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        if not content.images:
+            return super().segments(content, param=param)
+        prefix = content.prompt_of(self.prompts)
+        again = prefix if self.strips_after_image else f" {prefix}"
+        run = Run(again, content.text)
+        return [*self.before_text(prefix, content.images), run]
+
+
+class LlamaNemotronRerankVL(LlamaPairs, LlamaNemotronVL):
+    """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
+
+    family = "llama_nemotron_rerank_vl"
+
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+        if not images:
+            return [*self.marks.before], ""
+        return self.before_text("", images), "" if self.strips_after_image else " "
+
+
 def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
     # Late interaction has the same class, and may have no other mark than this one.
     if Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
-        from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
-
         return LlamaNemotronColEmbedVL(path)
     return LlamaNemotronVL(path)
 
@@ -165,4 +208,21 @@ FAMILY: Family = OptionsFamily(
     options=NoOptions,
     opened=_open,
     architectures=("LlamaNemotronVLModel",),
+)
+
+COLEMBED: Family = OptionsFamily(
+    name=LlamaNemotronColEmbedVL.family,
+    model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
+    options=NoOptions,
+    opened=LlamaNemotronColEmbedVL,
+    architectures=("LlamaNemotronColEmbedVLModel",),
+)
+
+RERANK: Family = OptionsFamily(
+    name=LlamaNemotronRerankVL.family,
+    model_types=("llama_nemotron_vl_rerank",),
+    hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
+    options=NoOptions,
+    opened=LlamaNemotronRerankVL,
 )

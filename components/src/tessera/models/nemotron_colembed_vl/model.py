@@ -9,14 +9,12 @@ vector, those of the template included. Prompts are turns of the checkpoint's ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Content, Family, ImagePlan, OutputKind, Role
 from tessera.models.chat import CHAT_FILES, Chat
@@ -24,9 +22,9 @@ from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
-from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
+from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
-from tessera.models.qwen3_vl_embedding.tensors import canonical, stored_tensors
+from tessera.models.two_towers.images import PROCESSOR_FILE
 
 _ARCHITECTURE: Final = "Qwen3VLNemotronEmbedModel"
 SETTINGS_FILE: Final = "processor_config.json"
@@ -75,14 +73,10 @@ class NemotronColEmbedVL(Qwen3VLBody):
         """An image without the marks around it, which the template writes."""
         return self.marked([image], param)[1:-1]
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return stored_tensors(self.path, self.config, _stored_name)
-
-
-def _stored_name(name: str) -> str | None:
-    """The canonical name of a stored tensor; the final norm is there, and has no part."""
-    found = canonical(name)
-    return None if found == "text.norm.weight" else found
+    def stored_name(self, name: str) -> str | None:
+        """The final norm is there, and has no part."""
+        found = super().stored_name(name)
+        return None if found == "text.norm.weight" else found
 
 
 def _spaced(prefix: str) -> str:
@@ -115,7 +109,7 @@ def read_config(directory: Path) -> ModelConfig:
 
     Raises ``CheckpointError``.
     """
-    config = read_body(directory, ([_ARCHITECTURE],))
+    config = read_body(directory, (_ARCHITECTURE,))
     section = Section.read(directory / CONFIG_FILE)
     section.string("pooling", "colbert", among=("colbert",))
     text = config.text

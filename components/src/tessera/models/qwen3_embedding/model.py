@@ -11,12 +11,11 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
 from tessera.models.declared import check_embeds, check_prompts, role_prompts
-from tessera.models.decoder import max_positions
+from tessera.models.decoder import check_architecture, max_positions
 from tessera.models.marks import Marks
 from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.prompts import Run, Segment
-from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
-from tessera.models.qwen3.tokenizer import END_OF_TEXT
+from tessera.models.qwen3.config import DEFAULT_TASK, END_OF_TEXT, THETA, read_text
 from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import TextSpec
 
@@ -75,9 +74,7 @@ def template(task: str) -> str:
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
-    named = config.values.get("architectures") or [_ARCHITECTURES[0]]
-    if named not in [[name] for name in _ARCHITECTURES]:
-        raise config.error("architectures", f"must be one of {[[name] for name in _ARCHITECTURES]}")
+    check_architecture(config, _ARCHITECTURES)
     return read_text(config, theta=THETA, sections=False)
 
 

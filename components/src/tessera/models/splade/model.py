@@ -12,15 +12,14 @@ import msgspec
 
 from tessera.checkpoint.declared import Splade as DeclaredSplade
 from tessera.checkpoint.declared import read_declared
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.weights import stored_tensors, weight_files
+from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 from tessera.models.base import Family, Feature, Output, OutputKind
 from tessera.models.declared import role_prompts
 from tessera.models.encoder.body import body_of
-from tessera.models.encoder.config import Names, read_encoder
+from tessera.models.encoder.config import read_encoder
 from tessera.models.encoder.model import EncoderModel
 from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.tower import NO_PROMPTS, nbytes
@@ -85,17 +84,11 @@ class Splade(EncoderModel):
     def output(self) -> Output:
         return Output(kind=self.kind, width=1, most=self._head.most, unit_length=False)
 
-    @cached_property
-    def _stored(self) -> frozenset[str]:
-        """The names of the tensors in the weight files; raises ``CheckpointError``."""
-        files = weight_files(self.path, lambda name: False)
-        return frozenset(tensor.name for file in files for tensor in file.tensors)
-
     @property
     def stored_head(self) -> VocabularySpec:
         """The head as the weight files have it: a stored decoder is used. Raises ``CheckpointError``."""
         assert self._body.vocabulary is not None
-        stored = f"{self._body.vocabulary[2]}weight" in self._stored
+        stored = f"{self._body.vocabulary[2]}weight" in self.stored_names
         return replace(self._head, tied=self._tied and not stored)
 
     @property
@@ -104,13 +97,11 @@ class Splade(EncoderModel):
         assert self._body.vocabulary is not None
         dense, norm, decoder, beside = self._body.vocabulary
         names = {dense: f"{_STEM}dense.", norm: f"{_STEM}norm.", decoder: _STEM}
-        return names if f"{decoder}bias" in self._stored else names | {beside: _STEM}
+        return names if f"{decoder}bias" in self.stored_names else names | {beside: _STEM}
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor of tower and head; raises ``CheckpointError``."""
-        names = Names(self.text.layers, self._body, self.head_names)
-        shapes = self.text.shapes("text.") | self.stored_head.shapes(_PART)
-        return stored_tensors(self.path, shapes, names)
+    def stored_shapes(self) -> Shapes:
+        """Every tensor of tower and head; raises ``CheckpointError``."""
+        return super().stored_shapes() | self.stored_head.shapes(_PART)
 
     def load_text(self, *, dtype: str, device: str) -> TextTower:
         """Read the tower's tensors and the head's; raises ``CheckpointError``."""

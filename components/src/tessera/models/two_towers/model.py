@@ -7,7 +7,6 @@ The placeholder in its prompt is no token of the vocabulary, and no text engine 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import CheckpointError, InvalidInput
@@ -33,7 +31,7 @@ from tessera.models.declared import role_prompts
 from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
-from tessera.models.two_towers.tensors import find_tensors
+from tessera.models.two_towers.tensors import canonical
 from tessera.nn.spec import EncoderSpec
 
 _ONE: Final = ImagePlan(units=1, rows=1)
@@ -106,10 +104,8 @@ class TwoTowers(TowerModel):
             )
         return Prompt(tokens=np.array([self.placeholder], np.int32), image_tokens=1)
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor that is used; raises ``CheckpointError``."""
-        assert isinstance(self.text, EncoderSpec)
-        return find_tensors(self.path, self.text, self.vision_shapes())
+    def stored_name(self, name: str) -> str | None:
+        return canonical(name)
 
     def vision_activations(self, units: int) -> int:
         return self.config.activations(units * self.patches)
