@@ -139,7 +139,7 @@ def test_defaults_of_the_reference_classes(full: Path) -> None:
             "pooling": REMOVE,
         },
     )
-    assert config.vision.activation == "gelu_pytorch_tanh"
+    assert config.vision.layer.activation == "gelu_pytorch_tanh"
     assert config.text.layer.head_dim == 64
     assert config.text.rope.rope_type == "default"
     assert config.text.pooling == "mean"

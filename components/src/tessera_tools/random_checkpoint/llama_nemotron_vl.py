@@ -232,7 +232,7 @@ def processor_json(spec: CheckpointSpec) -> dict[str, Any]:
 
 def all_shapes(config: ModelConfig) -> Shapes:
     """Every tensor of a checkpoint by canonical name, the encoder's unused pooling head included."""
-    hidden, wide = config.vision.hidden, config.vision.intermediate
+    hidden, wide = config.vision.layer.hidden, config.vision.layer.intermediate
     head: Shapes = {
         "probe": (1, 1, hidden),
         "attention.in_proj_weight": (3 * hidden, hidden),

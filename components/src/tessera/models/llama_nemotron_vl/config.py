@@ -48,22 +48,11 @@ class VisionConfig:
     image_size: int
     patch_size: int
     channels: int
-    hidden: int
-    intermediate: int
+    layer: LayerSpec
     layers: int
-    heads: int
-    eps: float
-    activation: str
     select_layer: int
     """Which hidden state is the feature: -1 is the last one after the final norm, any other value
     counts in the list [embeddings, layer 1, ..., layer n] without that norm."""
-
-    @property
-    def layer(self) -> LayerSpec:
-        """A layer of the encoder."""
-        return LayerSpec.encoder(
-            self.hidden, self.heads, self.intermediate, activation=self.activation, eps=self.eps
-        )
 
     @property
     def grid(self) -> int:
@@ -143,9 +132,9 @@ class ModelConfig:
         patches = tiles * vision.grid**2
         # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
         pixels = 3 * vision.patch_features
-        encoder = patches * max(vision.layer.activations(), vision.hidden + pixels)
+        encoder = patches * max(vision.layer.activations(), vision.layer.hidden + pixels)
         rows = tiles * self.tokens_per_tile
-        projector = 3 * patches * vision.hidden + 3 * rows * self.text.layer.hidden
+        projector = 3 * patches * vision.layer.hidden + 3 * rows * self.text.layer.hidden
         return max(encoder, projector)
 
 
@@ -178,24 +167,27 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
 def _vision(config: Section) -> VisionConfig:
     section = config.section("vision_config")
     section.string("model_type", "siglip_vision_model", among=("siglip_vision_model",))
+    hidden, heads = section.integer("hidden_size"), section.integer("num_attention_heads")
     vision = VisionConfig(
         image_size=section.integer("image_size"),
         patch_size=section.integer("patch_size", 16),
         channels=section.integer("num_channels", 3),
-        hidden=section.integer("hidden_size"),
-        intermediate=section.integer("intermediate_size"),
+        layer=LayerSpec.encoder(
+            hidden,
+            heads,
+            section.integer("intermediate_size"),
+            activation=section.string("hidden_act", "gelu_pytorch_tanh", among=ACTIVATIONS),
+            eps=section.number("layer_norm_eps", 1e-6),
+        ),
         layers=section.integer("num_hidden_layers"),
-        heads=section.integer("num_attention_heads"),
-        eps=section.number("layer_norm_eps", 1e-6),
-        activation=section.string("hidden_act", "gelu_pytorch_tanh", among=ACTIVATIONS),
         select_layer=config.integer("select_layer", -1, at_least=None),
     )
     if vision.channels != 3:
         raise section.error("num_channels", f"must be 3, the channels of an RGB tile, not {vision.channels}")
     if vision.image_size % vision.patch_size:
         raise section.error("image_size", f"must be a multiple of patch_size {vision.patch_size}")
-    if vision.hidden % vision.heads:
-        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {vision.heads}")
+    if hidden % heads:
+        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
     if not -vision.layers - 1 <= vision.select_layer <= vision.layers:
         raise config.error(
             "select_layer", f"is {vision.select_layer}, outside the {vision.layers + 1} hidden states"

@@ -31,7 +31,7 @@ def used_for_vision(config: ModelConfig) -> Shapes:
 
 def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Shapes:
     """The encoder's tensors by canonical name, its first ``layers`` layers."""
-    hidden, wide = config.hidden, config.intermediate
+    hidden, wide = config.layer.hidden, config.layer.intermediate
     shapes: Shapes = {
         "embeddings.patch_embedding.weight": (hidden, config.channels, config.patch_size, config.patch_size),
         "embeddings.patch_embedding.bias": (hidden,),
@@ -52,6 +52,6 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
 
 def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextSpec) -> Shapes:
     """The projector's tensors by canonical name."""
-    features, hidden = vision.hidden * config.factor**2, text.layer.hidden
+    features, hidden = vision.layer.hidden * config.factor**2, text.layer.hidden
     first, second = ("projector.1", features, hidden), ("projector.3", hidden, hidden)
     return norm_shapes("projector.0", features) | linear_shapes(*first) | linear_shapes(*second)

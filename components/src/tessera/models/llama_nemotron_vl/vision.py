@@ -44,7 +44,7 @@ class LlamaNemotronVision(VisionTower):
             grid=vision.grid,
             final_norm=vision.final_norm,
         )
-        features, hidden = config.vision.hidden * config.projector.factor**2, config.text.layer.hidden
+        features, hidden = config.vision.layer.hidden * config.projector.factor**2, config.text.layer.hidden
         self.projector = Merger(width=features, join=1, inner=hidden, out=hidden, eps=config.projector.eps)
 
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:

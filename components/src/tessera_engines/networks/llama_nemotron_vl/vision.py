@@ -61,17 +61,17 @@ class VisionNetwork:
         hidden = arithmetic.add(hidden, projected)
         normed = arithmetic.layer_norm(hidden, cast(LayerNorm, layer.post_attention_layernorm))
         wide = arithmetic.linear(normed, mlp.up_proj)
-        active = arithmetic.activation(wide, self._config.vision.activation)
+        active = arithmetic.activation(wide, self._config.vision.layer.activation)
         narrowed = arithmetic.narrowed(active)
         return arithmetic.add(hidden, arithmetic.linear(narrowed, mlp.down_proj))
 
     def _attended(self, qkv: Node) -> Node:
-        graph, vision = self._graph, self._config.vision
-        width = vision.hidden // vision.heads
+        graph, layer = self._graph, self._config.vision.layer
+        width = layer.head_dim
         q, k, v = (
             graph.permute(
                 graph.reshape(
-                    graph.part(qkv, -1, number * vision.hidden, vision.hidden), (0, 0, vision.heads, width)
+                    graph.part(qkv, -1, number * layer.hidden, layer.hidden), (0, 0, layer.heads, width)
                 ),
                 (0, 2, 1, 3),
             )
@@ -80,11 +80,11 @@ class VisionNetwork:
         # Scaled in float32, because the scale itself has no exact form in fewer bits.
         scaled = graph.cast(graph.multiply(graph.cast(q, "float32"), width**-0.5), q.dtype)
         attended = graph.permute(graph.attention(scaled, k, v), (0, 2, 1, 3))
-        return graph.reshape(attended, (0, 0, vision.hidden))
+        return graph.reshape(attended, (0, 0, layer.hidden))
 
     def _projected(self, features: Node) -> Node:
         graph, arithmetic, projector = self._graph, self._arithmetic, self._config.projector
-        channels, factor = self._config.vision.hidden, projector.factor
+        channels, factor = self._config.vision.layer.hidden, projector.factor
         edge = self._config.vision.grid // factor
         blocks = graph.reshape(features, (0, edge, factor, edge, factor, channels))
         order = (0, 1, 3, 2, 4, 5) if projector.version == "v2" else (0, 3, 1, 2, 4, 5)
