@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from tessera.nn.forms.plain import PLAIN, Form, Residual
-from tessera.nn.layer import SOURCES, Block, LayerNorm, Linear, Mlp, Stack, Tower
+from tessera.nn.layer import SOURCES, Block, LayerNorm, Linear, Mlp, Stack, Tower, norm
 from tessera.nn.spec import LayerSpec
 from tessera.nn.table import Table
 
@@ -170,7 +170,7 @@ def pixel_shuffle(features: torch.Tensor, factor: int, version: Literal["v1", "v
 
 
 class Merger(nn.Module):
-    """LayerNorm, two products with GELU between them; each ``join`` consecutive rows become one.
+    """A norm, two products with GELU between them; each ``join`` consecutive rows become one.
 
     ``norm_joined`` puts the norm over the joined rows instead of over each.
     """
@@ -183,11 +183,12 @@ class Merger(nn.Module):
         inner: int,
         out: int,
         eps: float,
+        kind: Literal["rms", "layer"] = "layer",
         norm_joined: bool = False,
     ) -> None:
         super().__init__()
         self._width, self._join, self._norm_joined = width, join, norm_joined
-        self.norm = LayerNorm(width * join if norm_joined else width, eps=eps)
+        self.norm = norm(kind, width * join if norm_joined else width, eps=eps)
         self.linear_1 = Linear(width * join, inner, bias=True)
         self.linear_2 = Linear(inner, out, bias=True)
 

@@ -90,7 +90,7 @@ class VisionNetwork:
         order = (0, 1, 3, 2, 4, 5) if projector.version == "v2" else (0, 3, 1, 2, 4, 5)
         joined = graph.reshape(graph.permute(blocks, order), (0, edge * edge, factor**2 * channels))
         merger = self._tower.projector
-        normed = arithmetic.layer_norm(joined, merger.norm)
+        normed = arithmetic.layer_norm(joined, cast(LayerNorm, merger.norm))
         wide = arithmetic.linear(normed, merger.linear_1)
         active = arithmetic.narrowed(arithmetic.activation(wide, "gelu"))
         return arithmetic.linear(active, merger.linear_2)
