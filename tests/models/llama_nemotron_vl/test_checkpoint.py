@@ -114,7 +114,7 @@ def test_the_same_tensor_twice(rewritten: Callable[..., Path]) -> None:
 
 
 def test_pickles_are_not_even_opened(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    for name in ("config.json", "processor_config.json"):
+    for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((make_checkpoint() / name).read_bytes())
     for name in ("pytorch_model.bin", "model.pt", "model.pkl"):
         (tmp_path / name).write_bytes(pickle.dumps({}))
