@@ -138,21 +138,16 @@ def vision_tower(model: Model) -> Tower:
         )
     assert isinstance(model, LlamaNemotronVL), model.family
     vision, width, join = model.config.vision, model.text.layer.hidden, model.config.projector.factor**2
-    return Tower(
-        layers=vision.layers_used,
-        hidden=vision.hidden,
-        intermediate=vision.intermediate,
-        gated=False,
-        heads=vision.heads,
-        kv_heads=vision.heads,
-        head_dim=vision.hidden // vision.heads,
+    hidden = vision.layer.hidden
+    others = (
+        (vision.patch_features, hidden, 1),
+        (hidden * join, width, join),
+        (width, width, join),
+    )
+    return replace(
+        Tower.of(vision.layer, vision.layers_used, others=others),
         rows=vision.grid**2,
         sequence=vision.grid**2,
-        others=(
-            (vision.patch_features, vision.hidden, 1),
-            (vision.hidden * join, width, join),
-            (width, width, join),
-        ),
     )
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
-from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE
+from tessera.models.llama_nemotron_vl.config import PROCESSOR_FILE
 from tessera_tools.random_checkpoint.llama import (
     SENTENCE_TRANSFORMERS_FILE,
     sentence_transformers_json,

@@ -118,7 +118,7 @@ class Chunks(Dataset[Chunk]):
     @cached_property
     def model(self) -> LlamaNemotronVL:
         """The served code that tiles and builds prompts; opened in the process that uses it."""
-        return LlamaNemotronVL.open(self.recipe.settings)
+        return LlamaNemotronVL(self.recipe.settings)
 
     def __getitem__(self, number: int) -> Chunk:
         recipe = self.recipe

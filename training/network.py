@@ -12,12 +12,10 @@ from torch.nn import functional
 
 from tessera.checkpoint.loading import stored_names
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.loading import SOURCES
 from tessera.models.llama_nemotron_vl.tensors import expected
-from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn import loading
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.forms.plain import Form, Residual, Rows
-from tessera.nn.layer import LayerNorm, Linear, RmsNorm, use
+from tessera.nn.layer import SOURCES, LayerNorm, Linear, RmsNorm, use
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Packed, grouped
 from tessera.nn.text import TextTower
@@ -55,7 +53,7 @@ class Network(nn.Module):
     def __init__(self, config: ModelConfig, *, temperature: float = 0.07) -> None:
         super().__init__()
         self._config = config
-        self.vision = VisionTower(config)
+        self.vision = LlamaNemotronVision(config)
         self.text = TextTower(config.text)
         use(self.text, _Learning())
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
@@ -91,9 +89,9 @@ class Network(nn.Module):
         found: dict[str, torch.Tensor] = {}
         for name, value in self.state_dict().items():
             if name.startswith("text."):
-                found |= self._parts(stored_names(name, loading.SOURCES), value)
+                found |= self._parts(stored_names(name, SOURCES), value)
             elif name.startswith("vision."):
-                found |= self._parts(stored_names(name.removeprefix("vision."), SOURCES), value)
+                found |= self._parts(stored_names(name.removeprefix("vision."), self.vision.sources), value)
         return found
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from tessera.checkpoint.weights import SINGLE_FILE
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
 from training.batches import Pool, join
 from training.checkpoint import copy_settings, write_settings, write_weights
 from training.chunks import Chunk, Chunks, Recipe
@@ -105,7 +105,7 @@ class Run:
             else:
                 write_settings(self.folder)
         config = read_config(self.folder)
-        self.placeholder = config.prompt.image_token_id
+        self.placeholder = config.image_token_id
         self.network = Network(config, temperature=options.temperature)
         self.step, self.spent = 0, 0.0
         self._began = self._ticked = self._saved = time.monotonic()

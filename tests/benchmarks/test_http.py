@@ -33,7 +33,7 @@ def words(checkpoint: Path) -> CheckpointWords:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> LlamaNemotronVL:
-    return LlamaNemotronVL.open(checkpoint)
+    return LlamaNemotronVL(checkpoint)
 
 
 def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL, words: CheckpointWords) -> None:

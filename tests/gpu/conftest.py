@@ -14,4 +14,4 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 def model(checkpoint: Path) -> LlamaNemotronVL:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return LlamaNemotronVL.open(checkpoint)
+    return LlamaNemotronVL(checkpoint)

@@ -12,7 +12,7 @@ from tessera.models import families
 from tessera.models.colqwen3.model import Options as ColQwen3Options
 from tessera.models.encoder.model import ColbertOptions, PairOptions
 from tessera.models.encoder.model import Options as EncoderOptions
-from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
+from tessera.models.llama_nemotron_embed.model import Options as RerankOptions
 from tessera.models.nemotron_3_5_embed.model import Options as Nemotron35Options
 from tessera.models.nemotron_3_embed.model import Options as Nemotron3Options
 from tessera.models.nemotron_colembed_vl.model import Options as NemotronColEmbedOptions

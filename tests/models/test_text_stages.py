@@ -11,15 +11,15 @@ import torch
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera.models.stages import StageFamily
 from tessera.models.tower import TowerModel
 from tessera_engines.aoti.text import PackedModule, PaddedModule
 from tessera_engines.compiled.export import example_inputs, export_stage
 from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
 from tessera_engines.compiled.stages import load_stage
-from tessera_engines.networks import network_of
-from tessera_engines.tensorrt.network import networks_of
+from tessera_engines.networks import networks_of
+from tessera_engines.networks.llama_nemotron_vl import describe_network
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
@@ -140,7 +140,7 @@ def test_no_network_of_tensorrt_ends_in_it(written: WriteCheckpoint, spec: Spec,
     with pytest.raises(ConfigError, match=words):
         networks_of(model, Stage.TEXT)
     if model.vision is not None:
-        assert networks_of(model, Stage.VISION) is network_of(model)
+        assert networks_of(model, Stage.VISION) is describe_network
 
 
 @pytest.mark.compiles

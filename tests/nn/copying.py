@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tessera.checkpoint.loading import stored_names
-from tessera.nn.loading import SOURCES
+from tessera.nn.layer import SOURCES
 
 
 @torch.no_grad()

@@ -10,8 +10,7 @@ from tessera.models.encoder.body import BERT
 from tessera.models.encoder.config import Names
 from tessera.nn.encoder import EncoderTower
 from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows
-from tessera.nn.layer import Block, LayerNorm
-from tessera.nn.loading import SOURCES
+from tessera.nn.layer import SOURCES, Block, LayerNorm
 from tessera.nn.spec import EncoderSpec, HeadSpec, LayerSpec
 from tests.nn import peers
 from tests.nn.copying import randomise

@@ -11,8 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL, LlamaNemotronVL
 from tessera_engines.compiled.spec import Profile, Range, axis_ranges
 from tessera_engines.compiled.stages import load_stage
 from tessera_engines.triton_export.onnx_file import OPSET, write_onnx
@@ -37,7 +36,7 @@ STAGES = ("vision", "text", "fused", "embed", "lm", "post")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaNemotronVL:
     path = tmp_path_factory.mktemp("models") / "small"
     write_checkpoint(path, CheckpointSpec(image_size=64, base_vocab=600), seed=0, dtype="float32")
-    return LlamaNemotronVL.open(path)
+    return LlamaNemotronVL(path)
 
 
 class OnnxStage:
@@ -177,7 +176,7 @@ def test_large_weights_lie_beside_the_model(
 def test_scores_whole_and_in_parts(tmp_path: Path) -> None:
     """A logit has no length: it comes as it is, beside a norm of 1."""
     write_checkpoint(tmp_path / "model", RerankSpec(image_size=64, base_vocab=600, temperature=0.5))
-    model = LlamaNemotronRerankVL.open(tmp_path / "model")
+    model = LlamaNemotronRerankVL(tmp_path / "model")
     batch = image_batch(model, [7, 0, 5, 0, 1])
     wanted = expected(model, batch)
     assert wanted.shape == (5, 1) and wanted.std() >= 1

@@ -55,7 +55,7 @@ def shared_memory() -> Iterator[None]:
 
 @pytest.fixture
 def known(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
-    model = Known.open(checkpoint)
+    model = Known(checkpoint)
     assert isinstance(model, Known)
     rows, width = model.vision.rows(1), model.vision.row_width
 
@@ -174,4 +174,4 @@ def test_it_has_no_text_stage(checkpoint: Path) -> None:
 )
 def test_without_the_package_the_error_says_how_to_get_it(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="pip install tensorrt_llm"):
-        make_vision_engine(Known.open(checkpoint), CONFIG, place(CONFIG))
+        make_vision_engine(Known(checkpoint), CONFIG, place(CONFIG))

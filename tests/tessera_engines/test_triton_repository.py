@@ -33,7 +33,7 @@ pytestmark = pytest.mark.compiles
 def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaNemotronVL:
     path = tmp_path_factory.mktemp("models") / "small"
     write_checkpoint(path, CheckpointSpec(image_size=64, base_vocab=600), seed=0, dtype="float32")
-    return LlamaNemotronVL.open(path)
+    return LlamaNemotronVL(path)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Final
 
 from tessera.errors import ConfigError
 from tessera.imaging import Picture
+from tessera.models.base import Content, Int32Array, Model, Truncate
 
 _IMAGES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -42,3 +43,8 @@ class Calibration:
     def pictures(self) -> list[Picture]:
         """Open the images."""
         return [Picture(path.read_bytes(), param=str(path)) for path in self.images]
+
+
+def prompt_tokens(model: Model, content: Content, where: str) -> Int32Array:
+    """The tokens of an input, cut at its end if it is too long; ``where`` is what errors call it."""
+    return model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.END, param=where).tokens

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -58,6 +58,12 @@ def _add_model_path(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _progress() -> Callable[[str], None]:
+    """Show each step that begins, with the seconds since now."""
+    started = time.monotonic()
+    return lambda what: complain(f"{time.monotonic() - started:7.1f} s  {what}")
+
+
 def _directory(model: str) -> Path:
     """Raises ``CheckpointError`` and ``ConfigError``."""
     if not Path(model).is_dir():
@@ -83,12 +89,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: argparse.Namespace) -> None:
-    spec = spec_of(options)
-    started = time.monotonic()
-
-    def progress(what: str) -> None:
-        complain(f"{time.monotonic() - started:7.1f} s  {what}")
-
+    spec, progress = spec_of(options), _progress()
     progress(f"opening {options.model_path}")
     configured = {} if options.config is None else load_stages(options.config, None).model_options
     model = open_model(_directory(options.model_path), configured | options.model_options)
@@ -180,11 +181,7 @@ def _export(options: argparse.Namespace) -> None:
     from tessera_engines.triton_export.onnx_file import write_onnx
     from tessera_engines.triton_export.repository import TritonRepository
 
-    started = time.monotonic()
-
-    def progress(what: str) -> None:
-        complain(f"{time.monotonic() - started:7.1f} s  {what}")
-
+    progress = _progress()
     model = open_model(_directory(options.model_path), options.model_options)
     stages = stages_of(model)
     tokens = options.max_tokens or model.max_tokens
@@ -259,11 +256,7 @@ def _quantize(options: argparse.Namespace) -> None:
 
     if options.most_inputs < 1 or not options.most_loss > 0:
         raise ConfigError("--most-inputs must be at least 1, and --most-loss positive")
-    started = time.monotonic()
-
-    def progress(what: str) -> None:
-        complain(f"{time.monotonic() - started:7.1f} s  {what}")
-
+    progress = _progress()
     progress(f"opening {options.model_path}")
     model = open_model(_directory(options.model_path), options.model_options)
     request = Request(

@@ -23,7 +23,7 @@ from torch.multiprocessing import reductions
 
 from tessera.dtypes import FLOATS
 from tessera.engine.base import vision_of
-from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, uint8_pixels
+from tessera.engine.batch import VisionBatch, blank, packed_cost, uint8_pixels
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineFailed, HandOffError
@@ -191,6 +191,8 @@ class TensorRTLLMVisionEngine:
     """Implements ``VisionEngine``; ``device`` says where the rows are wanted."""
 
     takes_floats = False
+    cost = staticmethod(packed_cost)
+    depth = 2
 
     def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
         if not isinstance(model, KnownToTensorRTLLM):
@@ -206,14 +208,6 @@ class TensorRTLLMVisionEngine:
         self._encoder: MultimodalEncoder = make(
             model=str(model.path), dtype=placement.dtype, max_batch_size=settings.max_batch_cost
         )
-
-    @property
-    def cost(self) -> Cost:
-        return packed_cost
-
-    @property
-    def depth(self) -> int:
-        return 2
 
     def warm(self) -> None:
         batch = blank(self._model, 1)

@@ -21,11 +21,13 @@ from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare
+from tests.models.parity import Parity, Record, check_tokens, no_last_token
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.encoder import EncoderReference
 
 # The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
 BARS = {"float32": 1 - 1e-9, "bfloat16": 0.998}
+PARITY = Parity(title="encoders", cases=CASES, bars=BARS)
 CONFIGURATIONS: dict[str, Spec] = {
     "bert": TINY,
     "bert. before names, shards": replace(TINY, layers=2, prefix="bert.", shards=2),
@@ -36,40 +38,24 @@ CONFIGURATIONS: dict[str, Spec] = {
     "roberta. before names": replace(ROBERTA_TINY, prefix="roberta.", hidden=64),
 }
 
-Record = Callable[[str, Any], None]
 Built = tuple[str, Model, EncoderReference, np.ndarray]
 """The configuration, the model, its reference and the reference's vectors of ``CASES``."""
-
-
-def reference_vectors(reference: EncoderReference) -> np.ndarray:
-    return np.stack([reference.answer(given) for given in CASES])
-
-
-def computed(path: Path, dtype: str = "float32") -> np.ndarray:
-    model = open_model(path)
-    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, None, CASES))
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param])
     reference = EncoderReference(path)
-    return request.param, open_model(path), reference, reference_vectors(reference)
+    return request.param, open_model(path), reference, PARITY.expected(reference)
 
 
 @pytest.mark.parametrize("dtype", BARS)
 def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
     name, model, reference, expected = built
     batch = batch_of(model, None, CASES)
-    for given, start, stop in zip(CASES, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-        tokens = batch.input_ids[start:stop].tolist()
-        assert tokens == reference.tokens("".join(map(str, given.parts)))
+    check_tokens(batch, CASES, lambda text, _: reference.tokens(text))
     assert max(batch.lengths) > 200
-    found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch)
-    cosine = cosines(found, expected).min()
-    line = f"{name:30}{dtype:10}worst cosine {cosine:.7f}"
-    record_property("parity of encoders with transformers in float32", line)
-    assert cosine >= BARS[dtype], line
+    PARITY.check(name, model, expected, dtype, record_property)
 
 
 def test_company_changes_nothing(built: Built) -> None:
@@ -128,11 +114,6 @@ def control_tokens_left_out_of_the_mean(reference: EncoderReference) -> None:
     reference.pool = lambda hidden: hidden[1:-1].mean(0)  # type: ignore[method-assign]
 
 
-def no_last_token(reference: EncoderReference) -> None:
-    whole = reference.tokens
-    reference.tokens = lambda text: whole(text)[:-1]  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
 @pytest.mark.parametrize(
     "mistake",
@@ -155,10 +136,8 @@ def test_a_mistake_fails_the_bar(
     path = written(spec)
     reference = EncoderReference(path)
     mistake(reference)
-    cosine = cosines(computed(path), reference_vectors(reference)).min()
-    line = f"{mistake.__name__.replace('_', ' '):40}1 - worst cosine {1 - cosine:.2e}"
-    record_property("parity of encoders with references that make one mistake", line)
-    assert cosine < BARS["float32"], line
+    found = PARITY.found(open_model(path))
+    PARITY.check_mistake(mistake.__name__, reference, found, record_property, bar="float32")
 
 
 def byte_level(path: Path) -> None:
@@ -201,7 +180,7 @@ def test_kin_of_xlm_roberta(
     model, reference = open_model(path), EncoderReference(path)
     batch = batch_of(model, None, CASES)
     assert batch.input_ids[: batch.lengths[0]].tolist() == reference.tokens(*map(str, CASES[0].parts))
-    assert cosines(computed(path), reference_vectors(reference)).min() >= BARS["float32"]
+    assert cosines(PARITY.found(model), PARITY.expected(reference)).min() >= BARS["float32"]
 
 
 SENTENCES = ["river", "the bridge by the old temple", "a market in the light " * 9, "été naïve 東京"]

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,34 +17,22 @@ from safetensors.torch import load_file, save_file
 from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, Role, Truncate
-from tessera.models.colqwen3.config import read_config
-from tessera.models.colqwen3.model import ColQwen3, Options
+from tessera.models.colqwen3.model import ColQwen3, Options, read_config
 from tessera.models.qwen3_vl_embedding.tensors import expected
 from tessera_tools.random_checkpoint.qwen3 import COL_FULL, COL_TINY, ColQwen3Spec
 from tests.models.colqwen3.cases import CASES
 from tests.models.conftest import WriteCheckpoint
+from tests.models.parity import BARS, Parity, Record
 from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
-from tests.models.running import batch_of, cosines, vectors
 from tests.references.qwen3 import ColQwen3Reference
 
-BARS = {"float32": 0.99999, "bfloat16": 0.998}
+PARITY = Parity(title="colqwen3", cases=CASES)
 OPS = replace(COL_TINY, ops=True, text_prefix="language_model.", vision_prefix="visual.", width=96)
 CONFIGURATIONS: dict[str, ColQwen3Spec] = {
     "tomoro": COL_TINY,
     "tomoro, no bias": replace(COL_TINY, bias=False, width=64, shards=2),
     "ops": OPS,
 }
-
-Record = Callable[[str, Any], None]
-
-
-def reference_vectors(reference: ColQwen3Reference) -> np.ndarray:
-    return np.concatenate([reference.answer(each) for each in CASES])
-
-
-def found_vectors(model: ColQwen3, dtype: str) -> np.ndarray:
-    vision = model.load_vision(dtype=dtype, device="cpu")
-    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -54,12 +41,9 @@ def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -
     path = written(spec, dtype="bfloat16")
     model = ColQwen3(path, Options())
     assert model.output == Output(kind=OutputKind.TOKENS, width=spec.width, pooling="none")
-    wanted = reference_vectors(ColQwen3Reference(path))
-    for dtype, bar in BARS.items():
-        cosine = cosines(found_vectors(model, dtype), wanted).min()
-        line = f"{name:30}{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
-        record_property("parity of colqwen3 with transformers in float32", line)
-        assert cosine >= bar, line
+    wanted = PARITY.expected(ColQwen3Reference(path))
+    for dtype in BARS:
+        PARITY.check(name, model, wanted, dtype, record_property)
 
 
 def no_bias(reference: ColQwen3Reference) -> None:
@@ -86,16 +70,19 @@ def attention_to_both_sides(reference: ColQwen3Reference) -> None:
     ],
 )
 def test_a_mistake_fails_both_bars(
-    written: WriteCheckpoint, mistake: Callable[[ColQwen3Reference], None], found: np.ndarray
+    written: WriteCheckpoint,
+    mistake: Callable[[ColQwen3Reference], None],
+    found: np.ndarray,
+    record_property: Record,
 ) -> None:
     reference = ColQwen3Reference(written(COL_TINY, dtype="bfloat16"))
     mistake(reference)
-    assert cosines(found, reference_vectors(reference)).min() < BARS["bfloat16"]
+    PARITY.check_mistake(mistake.__name__, reference, found, record_property)
 
 
 @pytest.fixture(scope="module")
 def found(written: WriteCheckpoint) -> np.ndarray:
-    return found_vectors(ColQwen3(written(COL_TINY, dtype="bfloat16"), Options()), "float32")
+    return PARITY.found(ColQwen3(written(COL_TINY, dtype="bfloat16"), Options()), "float32")
 
 
 def test_what_it_is(written: WriteCheckpoint) -> None:
@@ -135,6 +122,6 @@ def test_a_projection_that_does_not_fit_is_refused(written: WriteCheckpoint, tmp
 def test_the_published_size(tmp_path: Path) -> None:
     for name, content in replace(COL_FULL, base_vocab=2000).files("bfloat16", 0).items():
         (tmp_path / name).write_text(json.dumps(content))
-    body = read_config(tmp_path).body
+    body = read_config(tmp_path)
     # The body of Qwen3-VL-4B, and the projection with its bias.
     assert sum(map(math.prod, expected(body).values())) == 4_437_815_808 + 2560 * 320 + 320

@@ -8,40 +8,28 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tessera.models import family_of, open_model
 from tessera.models.base import Output, OutputKind
-from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronColEmbedVL
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl.cases import CASES
-from tests.models.running import batch_of, cosines, preprocessed, prompts, vectors
+from tests.models.parity import BARS, Parity, Record
+from tests.models.running import preprocessed, prompts
 from tests.references.llama_nemotron_vl import ColEmbedReference
 
 SMALL = replace(COLEMBED_TINY, image_size=64, base_vocab=600)
-BARS = {"float32": 0.99999, "bfloat16": 0.998}
-
-Record = Callable[[str, Any], None]
+PARITY = Parity(title="llama_nemotron_colembed_vl", cases=CASES)
 
 
 @pytest.fixture(scope="module")
 def path(written: WriteCheckpoint) -> Path:
     return written(SMALL, dtype="bfloat16")
-
-
-def found_vectors(model: LlamaNemotronColEmbedVL, dtype: str) -> np.ndarray:
-    vision = model.load_vision(dtype=dtype, device="cpu")
-    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
-
-
-def reference_vectors(reference: ColEmbedReference) -> np.ndarray:
-    return np.concatenate([reference.answer(each) for each in CASES])
 
 
 def test_vectors(path: Path, record_property: Record) -> None:
@@ -54,12 +42,9 @@ def test_vectors(path: Path, record_property: Record) -> None:
         tiles = [len(pixels[image].values) for image in each.images]
         text = "".join(part for part in each.parts if isinstance(part, str))
         assert made.tokens.tolist() == reference.tokens(text, tiles, each.role.value)
-    wanted = reference_vectors(reference)
-    for dtype, bar in BARS.items():
-        cosine = cosines(found_vectors(model, dtype), wanted).min()
-        line = f"{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
-        record_property("parity of llama_nemotron_colembed_vl with transformers in float32", line)
-        assert cosine >= bar, line
+    wanted = PARITY.expected(reference)
+    for dtype in BARS:
+        PARITY.check("", model, wanted, dtype, record_property)
 
 
 def test_the_prefix_stands_twice(path: Path) -> None:
@@ -86,11 +71,13 @@ def no_norm_behind_the_encoder(reference: ColEmbedReference) -> None:
 
 
 @pytest.mark.parametrize("mistake", [causal, state_before_the_final_norm, no_norm_behind_the_encoder])
-def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[ColEmbedReference], None]) -> None:
+def test_a_mistake_fails_both_bars(
+    path: Path, mistake: Callable[[ColEmbedReference], None], record_property: Record
+) -> None:
     reference = ColEmbedReference(path)
     mistake(reference)
-    found = found_vectors(LlamaNemotronColEmbedVL.open(path), "float32")
-    assert cosines(found, reference_vectors(reference)).min() < BARS["bfloat16"]
+    found = PARITY.found(LlamaNemotronColEmbedVL(path))
+    PARITY.check_mistake(mistake.__name__, reference, found, record_property)
 
 
 def test_the_class_of_the_embedding_model(path: Path, tmp_path: Path) -> None:

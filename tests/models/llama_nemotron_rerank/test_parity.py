@@ -26,8 +26,7 @@ from tessera.models.base import (
     Prompt,
     Truncate,
 )
-from tessera.models.llama_nemotron_embed.model import read_config
-from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options
+from tessera.models.llama_nemotron_embed.model import LlamaNemotronRerank, Options, read_config
 from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS

@@ -16,8 +16,8 @@ import torch
 from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
-from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
@@ -120,12 +120,12 @@ def images_behind_the_text(reference: RerankVLReference) -> None:
 def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[RerankVLReference], None]) -> None:
     reference = RerankVLReference(path)
     mistake(reference)
-    difference = np.abs(logits(LlamaNemotronRerankVL.open(path), CASES) - expected(reference))
+    difference = np.abs(logits(LlamaNemotronRerankVL(path), CASES) - expected(reference))
     assert difference.max() > 0.02
 
 
 def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
-    model = LlamaNemotronRerankVL.open(path)
+    model = LlamaNemotronRerankVL(path)
     image = preprocessed(model, [CASES[3]])[ONE].plan
     query, words = Content(parts=("river",)), "the river under the bridge by the old temple"
 

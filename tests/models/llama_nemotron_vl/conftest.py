@@ -35,4 +35,4 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 
 @pytest.fixture(scope="session")
 def small(make_checkpoint: MakeCheckpoint) -> LlamaNemotronVL:
-    return LlamaNemotronVL.open(make_checkpoint())
+    return LlamaNemotronVL(make_checkpoint())

@@ -79,7 +79,7 @@ def text_batch(model: LlamaNemotronVL, lengths: Sequence[int], seed: int = 0) ->
 def image_batch(model: LlamaNemotronVL, counts: Sequence[int], seed: int = 0) -> Batch:
     """One sequence for each of ``counts``: words around the placeholders of so many tiles."""
     random = np.random.default_rng(seed)
-    placeholder = model.config.prompt.image_token_id
+    placeholder = model.config.image_token_id
     tiles = random.integers(0, 256, (sum(counts), *model.vision.unit_shape)).astype(np.uint8)
     with torch.inference_mode():
         rows = (

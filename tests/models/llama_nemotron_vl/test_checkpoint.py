@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from tessera.checkpoint.weights import weight_files
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.models.llama_nemotron_vl.tensors import expected, stored_tensors
+from tessera.models.llama_nemotron_vl.config import read_config
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.tensors import expected
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 Weights = dict[str, torch.Tensor]
@@ -35,7 +36,7 @@ def rewritten(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Callable[..., 
 
 
 def names(path: Path) -> set[str]:
-    return set(stored_tensors(path, read_config(path)))
+    return set(LlamaNemotronVL(path).tensors())
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
@@ -113,7 +114,7 @@ def test_the_same_tensor_twice(rewritten: Callable[..., Path]) -> None:
 
 
 def test_pickles_are_not_even_opened(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    for name in ("config.json", "processor_config.json"):
+    for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((make_checkpoint() / name).read_bytes())
     for name in ("pytorch_model.bin", "model.pt", "model.pkl"):
         (tmp_path / name).write_bytes(pickle.dumps({}))

@@ -23,7 +23,7 @@ def fingerprint(path: Path) -> str:
 def test_of_the_demonstration_checkpoint() -> None:
     """Cache keys hold it: it changes when what the model computes changes, and not before."""
     demo = Path(tessera.__file__).parent / "checkpoints" / "tessera-demo"
-    assert LlamaNemotronVL.open(demo).fingerprint == "f753392247e0cc841e2645fb9113db82" == fingerprint(demo)
+    assert LlamaNemotronVL(demo).fingerprint == "f753392247e0cc841e2645fb9113db82" == fingerprint(demo)
 
 
 def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from tessera.checkpoint import loading as tensor_files
 from tessera.checkpoint.loading import TensorReader
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import CheckpointError, ConfigError
-from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.tensors import canonical
-from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.loading import load_text
 from tessera.nn.text import TextTower
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
@@ -25,9 +23,10 @@ from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load(path: Path, dtype: str) -> tuple[VisionTower, TextTower]:
-    model = LlamaNemotronVL.open(path)
-    vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
+def load(path: Path, dtype: str) -> tuple[LlamaNemotronVision, TextTower]:
+    model = LlamaNemotronVL(path)
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    assert isinstance(vision, LlamaNemotronVision)
     return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
 
@@ -43,7 +42,8 @@ def test_every_type_to_every_type(
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 4096)  # so that the file is mapped several times
     path = make_checkpoint(dtype=stored)
     vision, text = load(path, wanted)
-    weights = {canonical(name): value for name, value in load_file(path / "model.safetensors").items()}
+    own_name = LlamaNemotronVL(path).stored_name
+    weights = {own_name(name): value for name, value in load_file(path / "model.safetensors").items()}
     parameters = dict(vision.named_parameters()) | {f"text.{k}": v for k, v in text.named_parameters()}
     assert all(parameter.dtype == DTYPES[wanted] for parameter in parameters.values())
     assert not any(parameter.is_meta or parameter.requires_grad for parameter in parameters.values())
@@ -75,7 +75,7 @@ def test_every_type_to_every_type(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_are_as_announced(make_checkpoint: MakeCheckpoint, dtype: str, select_layer: int) -> None:
     path = make_checkpoint(select_layer=select_layer)
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     vision, text = load(path, dtype)
     assert nbytes(vision) == model.vision_nbytes(dtype)
     assert nbytes(text) == model.text_nbytes(dtype)
@@ -92,7 +92,7 @@ def test_shards_load_the_same(make_checkpoint: MakeCheckpoint) -> None:
 def test_each_side_reads_only_its_own_tensors(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = LlamaNemotronVL.open(make_checkpoint())
+    model = LlamaNemotronVL(make_checkpoint())
     read: list[str] = []
     original = TensorReader.read
 
@@ -126,7 +126,7 @@ def test_a_file_that_shrinks(
 
     monkeypatch.setattr(TensorReader, "read", shrinks)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not readable"):
-        LlamaNemotronVL.open(path).load_text(dtype="float32", device="cpu")
+        LlamaNemotronVL(path).load_text(dtype="float32", device="cpu")
 
 
 def test_loading_imports_no_compiler(make_checkpoint: MakeCheckpoint) -> None:

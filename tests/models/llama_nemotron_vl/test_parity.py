@@ -13,9 +13,8 @@ import torch
 
 from tessera.imaging import Picture
 from tessera.models.base import Prompt, Role
-from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.loading import load_text
 from tessera.nn.sequences import Packed
 from tessera.nn.text import TextTower
@@ -116,8 +115,9 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     return error, torch.cosine_similarity(found, expected, dim=-1).min().item()
 
 
-def towers(path: Path, model: LlamaNemotronVL, dtype: str) -> tuple[VisionTower, TextTower]:
-    vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
+def towers(model: LlamaNemotronVL, dtype: str) -> tuple[LlamaNemotronVision, TextTower]:
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    assert isinstance(vision, LlamaNemotronVision)
     return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
 
@@ -128,7 +128,7 @@ def built(
     """A checkpoint stored in bfloat16 and a mixed batch with the reference's float32 answers."""
     changes = CONFIGURATIONS[request.param]
     path = make_checkpoint(dtype="bfloat16", **changes)
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     large = changes.get("image_size") == 512
     pictures = [photos["china"]] if large else [encoded(gradient(200, 90)), encoded(gradient(50, 170))]
     inputs: list[tuple[Any, list[bytes], Role]] = [
@@ -155,8 +155,8 @@ def built(
 def test_every_stage(
     built: tuple[str, Path, LlamaNemotronVL, list[Case]], dtype: str, record_property: Record
 ) -> None:
-    name, path, model, cases = built
-    vision, text = towers(path, model, dtype)
+    name, _, model, cases = built
+    vision, text = towers(model, dtype)
     seen = [each for each in cases if each.tiles is not None]
     rows = vision.rows(torch.from_numpy(np.concatenate([each.tiles for each in seen])))
     assert rows.shape[1:] == (model.config.tokens_per_tile, model.output.width)
@@ -188,9 +188,9 @@ def test_same_type_as_the_reference(
 ) -> None:
     """Both sides in the same type, as the reference is deployed."""
     path = make_checkpoint(dtype="bfloat16")
-    model = LlamaNemotronVL.open(path)
+    model = LlamaNemotronVL(path)
     reference = Reference(path, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
-    vision, text = towers(path, model, dtype)
+    vision, text = towers(model, dtype)
     image = encoded(gradient(200, 90))
     worst = 1.0
     for words, images in (("a", []), (WORDS * 20, []), ("", [image]), ("of a river", [image, image])):
@@ -207,8 +207,8 @@ def test_same_type_as_the_reference(
 @torch.no_grad()
 def test_independence_of_company(built: tuple[str, Path, LlamaNemotronVL, list[Case]]) -> None:
     """Alone, first, last, among long and short ones: the same vector."""
-    _, path, model, cases = built
-    _, text = towers(path, model, "float32")
+    _, _, model, cases = built
+    _, text = towers(model, "float32")
     rows = {id(each): each.rows for each in cases}
     alone = {id(each): run(model, text, [each], rows)[0] for each in cases}
     by_length = sorted(cases, key=lambda each: len(each.prompt.tokens))
@@ -224,8 +224,8 @@ def test_independence_of_company(built: tuple[str, Path, LlamaNemotronVL, list[C
 @torch.no_grad()
 def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
-    model = LlamaNemotronVL.open(path)
-    vision, _ = towers(path, model, "float32")
+    model = LlamaNemotronVL(path)
+    vision, _ = towers(model, "float32")
     tiles = torch.from_numpy(model.preprocess(Picture(encoded(gradient(200, 90)), param="x")).values)
     together = vision.rows(tiles)
     for position, tile in enumerate(tiles):
@@ -235,8 +235,8 @@ def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
 @torch.no_grad()
 def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
-    model = LlamaNemotronVL.open(path)
-    _, text = towers(path, model, "float32")
+    model = LlamaNemotronVL(path)
+    _, text = towers(model, "float32")
     prompts = [prompt(model, "before"), prompt(model, "", [1]), prompt(model, "after it")]
     bad = torch.full((model.config.tokens_per_tile, model.output.width), float("nan"))
     vectors = text(*pack(model, prompts, [bad]).arguments)
@@ -247,8 +247,8 @@ def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
 @torch.no_grad()
 def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: dict[str, bytes]) -> None:
     path = make_checkpoint(image_size=512, base_vocab=2000)
-    model = LlamaNemotronVL.open(path)
-    vision, text = towers(path, model, "float32")
+    model = LlamaNemotronVL(path)
+    vision, text = towers(model, "float32")
     tiles = [model.preprocess(Picture(data, param="x")).values for data in photos.values()]
     rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
     vectors = text(*pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows).arguments)
@@ -261,7 +261,7 @@ def test_cuda_agrees_and_never_waits(make_checkpoint: MakeCheckpoint) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     path = make_checkpoint()
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     image = encoded(gradient(200, 90))
     inputs = [("one", []), (WORDS * 20, []), ("of a river", [image]), (WORDS * 3, [])]
     cases = [case(model, reference, words, images, Role.PASSAGE) for words, images in inputs]

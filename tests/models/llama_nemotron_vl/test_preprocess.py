@@ -63,7 +63,7 @@ def test_pixels_equal_the_reference(
 
 def test_photographs_at_full_size(make_checkpoint: MakeCheckpoint, photos: dict[str, bytes]) -> None:
     path = make_checkpoint(image_size=512)
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     for data in photos.values():
         assert_as_reference(model, reference, data)
 
@@ -73,7 +73,7 @@ def test_photographs_at_full_size(make_checkpoint: MakeCheckpoint, photos: dict[
 )
 def test_options_equal_the_reference(make_checkpoint: MakeCheckpoint, changes: dict[str, Any]) -> None:
     path = make_checkpoint(**changes)
-    assert_as_reference(LlamaNemotronVL.open(path), Reference(path), encoded(gradient(200, 100)))
+    assert_as_reference(LlamaNemotronVL(path), Reference(path), encoded(gradient(200, 100)))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])

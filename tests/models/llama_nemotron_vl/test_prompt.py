@@ -34,7 +34,7 @@ def path(make_checkpoint: MakeCheckpoint) -> Path:
 
 @pytest.fixture(scope="module")
 def model(path: Path) -> LlamaNemotronVL:
-    return LlamaNemotronVL.open(path)
+    return LlamaNemotronVL(path)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import read_config
 from tessera_tools.random_checkpoint import checkpoint
 from tessera_tools.random_checkpoint.checkpoint import main, write_checkpoint
 from tessera_tools.random_checkpoint.llama import tokenizer_json

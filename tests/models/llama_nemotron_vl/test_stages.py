@@ -34,7 +34,7 @@ def compare(found: tuple[torch.Tensor, torch.Tensor], pooled: torch.Tensor) -> N
 @pytest.mark.parametrize("name", BATCHES)
 @torch.inference_mode()
 def test_text_in_both_layouts_and_in_parts(make_checkpoint: MakeCheckpoint, pooling: str, name: str) -> None:
-    model = LlamaNemotronVL.open(make_checkpoint(pooling=pooling))
+    model = LlamaNemotronVL(make_checkpoint(pooling=pooling))
     batch = text_batch(model, BATCHES[name])
     pooled = expected(model, batch)
     compare(stage(model, "text")(*batch.padded()), pooled)
@@ -87,7 +87,7 @@ def test_tokens_behind_the_last_sequence_change_nothing(small: LlamaNemotronVL) 
 def test_too_many_placeholders_read_nothing_beyond_their_rows(small: LlamaNemotronVL) -> None:
     batch = image_batch(small, [1, 1])
     tiles, ids, mask = batch.fused(small)
-    ids[0] = small.config.prompt.image_token_id
+    ids[0] = small.config.image_token_id
     with torch.inference_mode():
         vectors, _ = stage(small, "fused")(tiles, ids, mask)
     assert bool(vectors.isfinite().all())

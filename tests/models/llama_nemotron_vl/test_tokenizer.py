@@ -41,7 +41,7 @@ def test_a_control_token_must_be_there(make_checkpoint: MakeCheckpoint, tmp_path
     with pytest.raises(
         CheckpointError, match=rf"tokenizer.json: added_tokens lacks {name!r}".replace("|", r"\|")
     ):
-        LlamaNemotronVL.open(path)
+        LlamaNemotronVL(path)
 
 
 def test_placeholder_id_must_be_the_configured_one(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_placeholder_id_must_be_the_configured_one(make_checkpoint: MakeCheckpoi
         "config.json",
     )
     with pytest.raises(CheckpointError, match="<IMG_CONTEXT> has id 618, but img_context_token_id is 7"):
-        LlamaNemotronVL.open(path)
+        LlamaNemotronVL(path)
 
 
 def test_what_is_no_tokenizer(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_is_no_tokenizer(make_checkpoint: MakeCheckpoint, tmp_path: Path) -
     ):
         path = edited(make_checkpoint(), tmp_path / str(number), edit)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-            LlamaNemotronVL.open(path)
+            LlamaNemotronVL(path)
 
 
 def test_more_tokens_than_embeddings(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_more_tokens_than_embeddings(make_checkpoint: MakeCheckpoint, tmp_path: 
 
     path = edited(make_checkpoint(), tmp_path / "c", edit, "config.json")
     with pytest.raises(CheckpointError, match="has id 599, but vocab_size is 500"):
-        LlamaNemotronVL.open(path)
+        LlamaNemotronVL(path)
 
 
 def test_begin_token_may_be_an_object(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_begin_token_may_be_an_object(make_checkpoint: MakeCheckpoint, tmp_path:
         lambda parsed: parsed.update(bos_token={"content": "<|end_of_text|>", "lstrip": False}),
         "tokenizer_config.json",
     )
-    assert prompt(LlamaNemotronVL.open(path), "a").tokens[0] == 601
+    assert prompt(LlamaNemotronVL(path), "a").tokens[0] == 601
 
 
 def test_settings_may_be_absent(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = tmp_path / "c"
     shutil.copytree(make_checkpoint(), path)
     (path / "tokenizer_config.json").unlink()
-    assert prompt(LlamaNemotronVL.open(path), "a").tokens[0] == 600
+    assert prompt(LlamaNemotronVL(path), "a").tokens[0] == 600
 
 
 def test_markers_that_strip_their_neighbours(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_markers_that_strip_their_neighbours(make_checkpoint: MakeCheckpoint, tm
                 token.update(lstrip=True, rstrip=True)
 
     path = edited(make_checkpoint(), tmp_path / "c", edit)
-    model, reference = LlamaNemotronVL.open(path), Reference(path)
+    model, reference = LlamaNemotronVL(path), Reference(path)
     for text in ("", "text", "  more text"):
         for tiles in ([1], [1, 2]):
             assert prompt(model, text, tiles).tokens.tolist() == reference.tokens(text, tiles, "passage")
@@ -112,7 +112,7 @@ def test_markers_that_strip_their_neighbours(make_checkpoint: MakeCheckpoint, tm
 def test_a_long_text_does_not_hold_up_other_threads(
     make_checkpoint: MakeCheckpoint, truncate: Truncate
 ) -> None:
-    model = LlamaNemotronVL.open(make_checkpoint())
+    model = LlamaNemotronVL(make_checkpoint())
     text = "several words of a long text " * 20_000
     limit = 10_000_000 if truncate is Truncate.NONE else 100
 

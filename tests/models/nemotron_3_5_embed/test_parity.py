@@ -16,10 +16,11 @@ from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import VL_TINY, Nemotron35Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_3_5_embed.cases import CASES
-from tests.models.running import batch_of, cosines, nearest, preprocessed, prompts, vectors, vision_rows
+from tests.models.parity import BARS, Parity, Record
+from tests.models.running import cosines, nearest, preprocessed, prompts, vision_rows
 from tests.references.mistral3 import PROMPTS, Mistral3Reference
 
-BARS = {"float32": 0.99999, "bfloat16": 0.998}
+PARITY = Parity(title="nemotron_3_5_embed", cases=CASES)
 CONFIGURATIONS: dict[str, Nemotron35Spec] = {
     "tiny": VL_TINY,
     "model. before names, biases, GELU, a mark first": replace(
@@ -39,25 +40,15 @@ CONFIGURATIONS: dict[str, Nemotron35Spec] = {
     ),
 }
 
-Record = Callable[[str, Any], None]
 Built = tuple[str, Nemotron35Embed, Mistral3Reference, np.ndarray]
 """The configuration, the model, its reference and the reference's vectors of ``CASES``."""
-
-
-def reference_vectors(reference: Mistral3Reference) -> np.ndarray:
-    return np.stack([reference.answer(each) for each in CASES])
-
-
-def found_vectors(model: Nemotron35Embed, dtype: str) -> np.ndarray:
-    vision, text = (load(dtype=dtype, device="cpu") for load in (model.load_vision, model.load_text))
-    return vectors(model, text, batch_of(model, vision, CASES))
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param], dtype="bfloat16")
     reference = Mistral3Reference(path)
-    return request.param, Nemotron35Embed(path, Options()), reference, reference_vectors(reference)
+    return request.param, Nemotron35Embed(path, Options()), reference, PARITY.expected(reference)
 
 
 def test_tokens_and_pixels_are_the_processors(built: Built) -> None:
@@ -114,10 +105,7 @@ def test_patches_and_rows_of_every_image_together(built: Built) -> None:
 @pytest.mark.parametrize("dtype", BARS)
 def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
     name, model, _, expected = built
-    cosine = cosines(found_vectors(model, dtype), expected).min()
-    line = f"{name:50}{dtype:10}worst cosine {cosine:.7f}"
-    record_property("parity of nemotron_3_5_embed with transformers in float32", line)
-    assert cosine >= BARS[dtype], line
+    PARITY.check(name, model, expected, dtype, record_property)
 
 
 def test_the_parts_of_the_reference_are_its_whole(path: Path) -> None:
@@ -135,7 +123,7 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def found(path: Path) -> np.ndarray:
     """Our vectors of ``CASES``, to be compared with references that make a mistake."""
-    return found_vectors(Nemotron35Embed(path, Options()), "float32")
+    return PARITY.found(Nemotron35Embed(path, Options()), "float32")
 
 
 def test_the_cases_are_far_apart(found: np.ndarray) -> None:
@@ -256,11 +244,4 @@ def test_a_mistake_fails_the_bar(
 ) -> None:
     reference = Mistral3Reference(path)
     MISTAKES[name](reference, monkeypatch)
-    cosine = cosines(found, reference_vectors(reference))
-    counts = [(cosine < bar).sum() for bar in BARS.values()]
-    line = f"{name:45}worst cosine {cosine.min():9.6f}"
-    line += "".join(
-        f"  below {bar}: {count} of {len(CASES)}" for bar, count in zip(BARS.values(), counts, strict=True)
-    )
-    record_property("parity of nemotron_3_5_embed with references that make one mistake", line)
-    assert counts[0], line
+    PARITY.check_mistake(name, reference, found, record_property, bar="float32")

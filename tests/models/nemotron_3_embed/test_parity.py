@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tessera.models.base import Role
 from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
@@ -18,10 +17,23 @@ from tessera.nn.forms.plain import Residual
 from tessera_tools.random_checkpoint.ministral3 import TINY, YARN, Nemotron3Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_3_embed.cases import CASES
+from tests.models.parity import (
+    BARS,
+    Parity,
+    Record,
+    attention_to_the_left_alone,
+    check_tokens,
+    first_token_left_out_of_the_mean,
+    last_token,
+    no_first_token,
+    no_prefixes,
+    plain_rope,
+    state_before_the_final_norm,
+)
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.ministral3 import PREFIXES, Ministral3Reference
 
-BARS = {"float32": 0.99999, "bfloat16": 0.998}
+PARITY = Parity(title="nemotron_3_embed", cases=CASES)
 _SHORT = {**YARN, "original_max_position_embeddings": 256, "factor": 4.0}
 CONFIGURATIONS: dict[str, Nemotron3Spec] = {
     "tiny": TINY,
@@ -45,20 +57,15 @@ CONFIGURATIONS: dict[str, Nemotron3Spec] = {
     ),
 }
 
-Record = Callable[[str, Any], None]
 Built = tuple[str, Nemotron3Embed, Ministral3Reference, np.ndarray]
 """The configuration, the model, its reference and the reference's vectors of ``CASES``."""
-
-
-def reference_vectors(reference: Ministral3Reference) -> np.ndarray:
-    return np.stack([reference.answer(each) for each in CASES])
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param], dtype="bfloat16")
     reference = Ministral3Reference(path)
-    return request.param, Nemotron3Embed(path, Options()), reference, reference_vectors(reference)
+    return request.param, Nemotron3Embed(path, Options()), reference, PARITY.expected(reference)
 
 
 @pytest.mark.parametrize("dtype", BARS)
@@ -66,14 +73,8 @@ def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
     name, model, reference, expected = built
     batch = batch_of(model, None, CASES)
     assert max(batch.lengths) > 2900
-    for each, start, stop in zip(CASES, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-        text = "".join(map(str, each.parts))
-        assert batch.input_ids[start:stop].tolist() == reference.tokens(text, each.role.value)
-    found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch)
-    cosine = cosines(found, expected).min()
-    line = f"{name:45}{dtype:10}worst cosine {cosine:.7f}"
-    record_property("parity of nemotron_3_embed with transformers in float32", line)
-    assert cosine >= BARS[dtype], line
+    check_tokens(batch, CASES, lambda text, each: reference.tokens(text, each.role.value))
+    PARITY.check(name, model, expected, dtype, record_property)
 
 
 @torch.no_grad()
@@ -144,38 +145,11 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def found(path: Path) -> np.ndarray:
     """Our vectors of ``CASES``, to be compared with references that make a mistake."""
-    model = Nemotron3Embed(path, Options())
-    return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+    return PARITY.found(Nemotron3Embed(path, Options()))
 
 
 def test_the_cases_are_far_apart(found: np.ndarray) -> None:
     assert nearest(found) < 0.99
-
-
-def attention_to_the_left_alone(reference: Ministral3Reference) -> None:
-    reference.causal = True
-
-
-def last_token(reference: Ministral3Reference) -> None:
-    reference.pool = lambda hidden: hidden[-1]
-
-
-def first_token_left_out_of_the_mean(reference: Ministral3Reference) -> None:
-    reference.pool = lambda hidden: hidden[1:].mean(0)
-
-
-def state_before_the_final_norm(reference: Ministral3Reference) -> None:
-    reference.model.norm = nn.Identity()
-
-
-def no_mark_before_the_text(reference: Ministral3Reference) -> None:
-    whole = reference.tokens
-    reference.tokens = lambda *given: whole(*given)[1:]
-
-
-def no_prefixes(reference: Ministral3Reference) -> None:
-    whole = reference.tokens
-    reference.tokens = lambda text, role: whole(text, "none")
 
 
 def queries_without_their_scale(reference: Ministral3Reference) -> None:
@@ -186,46 +160,29 @@ def queries_scaled_by_another_context(reference: Ministral3Reference) -> None:
     reference.model.config.rope_parameters["original_max_position_embeddings"] = 32
 
 
-def rope_without_its_scaling(reference: Ministral3Reference) -> None:
-    count = len(reference.model.rotary_emb.inv_freq)
-    reference.model.rotary_emb.inv_freq = 1e6 ** -(torch.arange(count) / count)
-
-
-def rope_divided_by_the_factor(reference: Ministral3Reference) -> None:
-    count = len(reference.model.rotary_emb.inv_freq)
-    reference.model.rotary_emb.inv_freq = 1e6 ** -(torch.arange(count) / count) / 16
-
-
 def attention_factor_without_the_second_scale(reference: Ministral3Reference) -> None:
     reference.model.rotary_emb.attention_scaling = 0.1 * float(np.log(16)) + 1
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        attention_to_the_left_alone,
-        last_token,
-        first_token_left_out_of_the_mean,
-        state_before_the_final_norm,
-        no_mark_before_the_text,
-        no_prefixes,
-        queries_without_their_scale,
-        queries_scaled_by_another_context,
-        rope_without_its_scaling,
-        rope_divided_by_the_factor,
-        attention_factor_without_the_second_scale,
-    ],
-)
+MISTAKES: dict[str, Callable[[Any], None]] = {
+    "attention to the left alone": attention_to_the_left_alone,
+    "last token": last_token,
+    "first token left out of the mean": first_token_left_out_of_the_mean,
+    "state before the final norm": state_before_the_final_norm,
+    "no mark before the text": no_first_token,
+    "no prefixes": no_prefixes,
+    "queries without their scale": queries_without_their_scale,
+    "queries scaled by another context": queries_scaled_by_another_context,
+    "rope without its scaling": plain_rope(1e6),
+    "rope divided by the factor": plain_rope(1e6, divided_by=16),
+    "attention factor without the second scale": attention_factor_without_the_second_scale,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_fails_the_bar(
-    mistake: Callable[[Ministral3Reference], None], found: np.ndarray, path: Path, record_property: Record
+    mistake: str, found: np.ndarray, path: Path, record_property: Record
 ) -> None:
     reference = Ministral3Reference(path)
-    mistake(reference)
-    cosine = cosines(found, reference_vectors(reference))
-    counts = [(cosine < bar).sum() for bar in BARS.values()]
-    line = f"{mistake.__name__.replace('_', ' '):45}worst cosine {cosine.min():9.6f}"
-    line += "".join(
-        f"  below {bar}: {count} of {len(CASES)}" for bar, count in zip(BARS.values(), counts, strict=True)
-    )
-    record_property("parity of nemotron_3_embed with references that make one mistake", line)
-    assert counts[0], line
+    MISTAKES[mistake](reference)
+    PARITY.check_mistake(mistake, reference, found, record_property, bar="float32")

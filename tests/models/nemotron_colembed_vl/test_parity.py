@@ -23,26 +23,16 @@ from tessera.models.qwen3_vl_embedding.tensors import expected
 from tessera_tools.random_checkpoint.qwen3 import COLEMBED_FULL, COLEMBED_TINY, NemotronColEmbedSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_colembed_vl.cases import CASES
+from tests.models.parity import BARS, Parity, Record
 from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
-from tests.models.running import batch_of, content_of, cosines, preprocessed, vectors
+from tests.models.running import content_of, preprocessed
 from tests.references.colembed import NemotronColEmbedReference
 
-BARS = {"float32": 0.99999, "bfloat16": 0.998}
+PARITY = Parity(title="nemotron_colembed_vl", cases=CASES)
 CONFIGURATIONS: dict[str, NemotronColEmbedSpec] = {
     "tiny": COLEMBED_TINY,
     "more heads, shards": replace(COLEMBED_TINY, hidden=192, heads=6, kv_heads=3, shards=2),
 }
-
-Record = Callable[[str, Any], None]
-
-
-def reference_vectors(reference: NemotronColEmbedReference) -> np.ndarray:
-    return np.concatenate([reference.answer(each) for each in CASES])
-
-
-def found_vectors(model: NemotronColEmbedVL, dtype: str) -> np.ndarray:
-    vision = model.load_vision(dtype=dtype, device="cpu")
-    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +53,9 @@ def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -
         ).tokens
         grids = [reference.pixels(image)[1] for image in each.images]
         assert prompt.tolist() == reference.prompt(each, grids)
-    wanted = reference_vectors(reference)
-    for dtype, bar in BARS.items():
-        cosine = cosines(found_vectors(model, dtype), wanted).min()
-        line = f"{name:30}{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
-        record_property("parity of nemotron_colembed_vl with transformers in float32", line)
-        assert cosine >= bar, line
+    wanted = PARITY.expected(reference)
+    for dtype in BARS:
+        PARITY.check(name, model, wanted, dtype, record_property)
 
 
 def attention_to_the_left_alone(reference: NemotronColEmbedReference) -> None:
@@ -117,15 +104,12 @@ def test_a_mistake_fails_both_bars(
 ) -> None:
     reference = NemotronColEmbedReference(str(path))
     mistake(reference)
-    cosine = cosines(found, reference_vectors(reference)).min()
-    line = f"{mistake.__name__.replace('_', ' '):52}worst cosine {cosine:9.6f}"
-    record_property("parity of nemotron_colembed_vl with references that make one mistake", line)
-    assert cosine < BARS["bfloat16"], line
+    PARITY.check_mistake(mistake.__name__, reference, found, record_property)
 
 
 @pytest.fixture(scope="module")
 def found(path: Path) -> np.ndarray:
-    return found_vectors(NemotronColEmbedVL(path, Options()), "float32")
+    return PARITY.found(NemotronColEmbedVL(path, Options()), "float32")
 
 
 def changed(path: Path, tmp_path: Path, file: str, **changes: Any) -> Path:

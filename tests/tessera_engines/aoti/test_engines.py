@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> LlamaNemotronVL:
-    return LlamaNemotronVL.open(checkpoint)
+    return LlamaNemotronVL(checkpoint)
 
 
 def config(engine: str, path: Path | None, **changes: Any) -> EngineSettings:

@@ -24,7 +24,7 @@ CPU = Placement(device="cpu", dtype="float32")
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> LlamaNemotronVL:
-    return LlamaNemotronVL.open(checkpoint)
+    return LlamaNemotronVL(checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,10 @@ from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 from tessera.models.base import (
-    ByTask,
     Family,
     Model,
-    OnHub,
     Prompt,
     Role,
-    TriedModel,
     Truncate,
     architectures_of,
 )
@@ -42,15 +39,15 @@ __all__ = [
 
 _BUILT_IN = (
     "bert",
-    "bert_colbert",
-    "bert_rerank",
+    "bert:COLBERT",
+    "bert:RERANK",
     "clip",
     "colqwen3",
     "llama_nemotron_embed",
-    "llama_nemotron_rerank",
-    "llama_nemotron_rerank_vl",
+    "llama_nemotron_embed:RERANK",
+    "llama_nemotron_vl:RERANK",
     "llama_nemotron_vl",
-    "llama_nemotron_colembed_vl",
+    "llama_nemotron_vl:COLEMBED",
     "nemotron_3_5_embed",
     "nemotron_3_embed",
     "nemotron_colembed_vl",
@@ -62,14 +59,20 @@ _BUILT_IN = (
     "siglip2",
     "splade",
     "xlm_roberta",
-    "xlm_roberta_colbert",
-    "xlm_roberta_rerank",
+    "xlm_roberta:COLBERT",
+    "xlm_roberta:RERANK",
 )
+"""The families by the package of their body, with the name in its ``model`` where that is not ``FAMILY``."""
 
 
 def families() -> list[Family]:
     """The built-in families and those that installed packages declare as entry points."""
-    found = [cast(Family, import_module(f"tessera.models.{name}.model").FAMILY) for name in _BUILT_IN]
+    found = []
+    for place in _BUILT_IN:
+        package, _, name = place.partition(":")
+        found.append(
+            cast(Family, getattr(import_module(f"tessera.models.{package}.model"), name or "FAMILY"))
+        )
     return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
 
 
@@ -91,8 +94,8 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
 
 def try_out(model: Model) -> None:
     """Try a model's tokenizer, once before it is used; raises ``CheckpointError`` (``checkpoint/trial``)."""
-    if isinstance(model, TriedModel):
-        model.try_out()
+    if (tried := getattr(model, "try_out", None)) is not None:
+        tried()
 
 
 def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
@@ -149,9 +152,10 @@ def _declared_task(directory: Path) -> object:
 
 
 def _task_of(family: Family) -> object:
-    return family.task if isinstance(family, ByTask) else None
+    return getattr(family, "task", None)
 
 
 def hub_models_of(family: Family) -> Sequence[str]:
     """The published models of a family that are known to be served, by their names on the hub."""
-    return family.hub_models if isinstance(family, OnHub) else ()
+    models: Sequence[str] = getattr(family, "hub_models", ())
+    return models

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from tessera.checkpoint.declared import Task
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.outputs import CHUNKS as CHUNKS
@@ -30,7 +29,6 @@ from tessera.nn.spec import Pooling
 if TYPE_CHECKING:
     import torch
 
-    from tessera.checkpoint.declared import Declared
     from tessera.imaging import Picture
 
 Int32Array = npt.NDArray[np.int32]
@@ -217,7 +215,7 @@ class Content:
     the images whose placeholders they hold.
     ``instruction`` is None where the client gave none. ``prompt`` takes the place of the role's prompt; only
     families that read what a checkpoint declares are given one. With ``chunked`` each text is a chunk, whose
-    tokens no other text shares; a ``ChunkedModel`` alone is given such a content.
+    tokens no other text shares; models with ``chunks`` alone are given such a content.
     """
 
     parts: tuple[Part, ...]
@@ -229,6 +227,15 @@ class Content:
     @property
     def images(self) -> tuple[ImagePlan, ...]:
         return tuple(part for part in self.parts if isinstance(part, ImagePlan))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def text(self) -> str:
+        """The texts, joined as they are."""
+        return "".join(self.texts)
 
     def prompt_of(self, prompts: Mapping[Role, str]) -> str:
         """Return the content's own prompt, or else its role's."""
@@ -351,7 +358,16 @@ class NamingModule(TextModule, Protocol):
 
 
 class Model(Protocol):
-    """One checkpoint, described without torch."""
+    """One checkpoint, described without torch.
+
+    A model may have these as well, which functions of this package ask for by name:
+
+    - ``outputs``: all that it gives of one pass, the default first, no two of one name;
+    - ``chunks``: the output ``CHUNKS``, pooled of each chunk by itself behind one pass over the whole;
+    - ``token_weights``: the output ``TOKEN_WEIGHTS``, of all tokens but the first and the last;
+    - ``declared``: what the checkpoint declares beside its weights;
+    - ``try_out()``: raises ``CheckpointError`` for a tokenizer that ends its process, a child of this one.
+    """
 
     @property
     def family(self) -> str: ...
@@ -501,36 +517,6 @@ class PairModel(Model, Protocol):
 
 
 @runtime_checkable
-class SeveralOutputs(Model, Protocol):
-    """A model that gives further outputs beside its default, of the same pass."""
-
-    @property
-    def outputs(self) -> Sequence[Output]:
-        """All of them, the default first, no two of one name."""
-        ...
-
-
-@runtime_checkable
-class ChunkedModel(Model, Protocol):
-    """A model that may pool each chunk of an input by itself, behind one pass over the whole."""
-
-    @property
-    def chunks(self) -> Output | None:
-        """The output ``CHUNKS``; None where a vector is not the mean of its tokens' states."""
-        ...
-
-
-@runtime_checkable
-class WeighingModel(Model, Protocol):
-    """A model that may give the weight of each token, beside a sparse output that has one of each id."""
-
-    @property
-    def token_weights(self) -> Output | None:
-        """The output ``TOKEN_WEIGHTS``, of all tokens but the first and the last; None without a head."""
-        ...
-
-
-@runtime_checkable
 class StagedModel(Model, Protocol):
     """A model whose stages can be asked for their own rows, ``STATES`` and ``VISION``."""
 
@@ -543,36 +529,20 @@ class StagedModel(Model, Protocol):
         ...
 
 
-@runtime_checkable
-class DeclaredModel(Model, Protocol):
-    """A model that reads what its checkpoint declares beside its weights."""
-
-    @property
-    def declared(self) -> Declared: ...
-
-
-@runtime_checkable
-class TriedModel(Model, Protocol):
-    """A model whose tokenizer can be tried before it is used."""
-
-    def try_out(self) -> None:
-        """Raise ``CheckpointError`` for a tokenizer that ends its process, which is a child of this one."""
-        ...
-
-
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 
 
 def chunks_of(model: Model) -> Output | None:
-    """Return the output of chunks, None for a model that has none."""
-    return model.chunks if isinstance(model, ChunkedModel) else None
+    """Return the output of chunks, None where a vector is not the mean of its tokens' states."""
+    chunks: Output | None = getattr(model, "chunks", None)
+    return chunks
 
 
 def unlisted_of(model: Model) -> Mapping[str, Output]:
     """Return the outputs by name that requests for several do not name: routes of their own ask for them."""
-    weights = model.token_weights if isinstance(model, WeighingModel) else None
-    return {output.name: output for output in (chunks_of(model), weights) if output is not None}
+    found = chunks_of(model), getattr(model, "token_weights", None)
+    return {output.name: output for output in found if output is not None}
 
 
 class Named(Protocol):
@@ -603,8 +573,7 @@ def outputs_named(model: str, outputs: Sequence[N], names: Sequence[str], param:
 
 def outputs_of(model: Model) -> Sequence[Output]:
     """The outputs that a model declares, the default first."""
-    others = model.outputs[1:] if isinstance(model, SeveralOutputs) else ()
-    return (model.output, *others)
+    return (model.output, *getattr(model, "outputs", ())[1:])
 
 
 class Outputs:
@@ -657,7 +626,13 @@ def sequential(tokens: int) -> Int32Array:
 class Family(Protocol):
     """A registered family: the ``model_type`` values it serves and how to open a checkpoint.
 
-    One that implements ``ByArchitecture`` beside this shares its ``model_type`` with others.
+    A family may have these as well, as ``OptionsFamily`` does:
+
+    - ``architectures``: the values of that key in ``config.json`` that it serves, all where it names none. A
+      ``config.json`` without them is of the first family of its ``model_type``;
+    - ``task``: it serves checkpoints of this task alone, where they or the model option ``task`` name it.
+      Without one it serves those that no such family does;
+    - ``hub_models``: published models, by their names on the hub.
     """
 
     @property
@@ -674,36 +649,7 @@ class Family(Protocol):
         ...
 
 
-@runtime_checkable
-class OnHub(Protocol):
-    """A family with published models, by their names on the hub."""
-
-    @property
-    def hub_models(self) -> Sequence[str]: ...
-
-
-@runtime_checkable
-class ByArchitecture(Protocol):
-    """A family that serves some values of ``architectures`` in ``config.json`` alone; all where it has none.
-
-    A ``config.json`` without ``architectures`` is of the first family of its ``model_type``.
-    """
-
-    @property
-    def architectures(self) -> Sequence[str]: ...
-
-
 def architectures_of(family: Family) -> Sequence[str]:
     """The values of ``architectures`` that a family serves, none for one that takes all."""
-    return family.architectures if isinstance(family, ByArchitecture) else ()
-
-
-@runtime_checkable
-class ByTask(Protocol):
-    """A family that serves checkpoints of one task alone, where they or the model option ``task`` name it.
-
-    Without ``task`` it serves those that no such family does.
-    """
-
-    @property
-    def task(self) -> Task | None: ...
+    architectures: Sequence[str] = getattr(family, "architectures", ())
+    return architectures

@@ -21,7 +21,7 @@ from tessera.checkpoint.declared import (
 )
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.errors import CheckpointError, InvalidInput
-from tessera.models.base import DeclaredModel, Model, OutputKind, Role, ScoreActivation
+from tessera.models.base import Model, OutputKind, Role, ScoreActivation
 from tessera.nn.spec import Pooling, TextSpec
 
 _TASKS: Final[Mapping[OutputKind, Task]] = {
@@ -42,7 +42,7 @@ _POOLINGS: Final[Mapping[PoolingMode, Pooling]] = {
 
 def declared_of(model: Model) -> Declared:
     """Return what the checkpoint of a model declares, nothing for a family from elsewhere that reads none."""
-    return model.declared if isinstance(model, DeclaredModel) else Declared(directory=model.path)
+    return getattr(model, "declared", None) or Declared(directory=model.path)
 
 
 def pooling_modes(model: Model) -> list[PoolingMode] | None:
@@ -151,16 +151,20 @@ def longest(assumed: int, declared: Declared) -> int:
     return min(assumed, declared.max_tokens)
 
 
-def role_prompts(declared: Declared, assumed: Mapping[Role, str]) -> dict[Role, str]:
-    """Return the prompt of each role: the declared one, else the assumed one.
+def role_prompts(
+    declared: Declared, assumed: Mapping[Role, str], *, query: str = "", document: str = ""
+) -> dict[Role, str]:
+    """Return the prompt of each role: one of the options unless it is empty, else the declared, the assumed.
 
     An input without a role gets the default prompt, as ``encode`` of the reference gives it.
     """
     prompts = dict(assumed)
-    if declared.query_prompt is not None:
-        prompts[Role.QUERY] = declared.query_prompt
-    if declared.document_prompt is not None:
-        prompts[Role.PASSAGE] = declared.document_prompt
+    for role, option, own in (
+        (Role.QUERY, query, declared.query_prompt),
+        (Role.PASSAGE, document, declared.document_prompt),
+    ):
+        if option or own is not None:
+            prompts[role] = option or own or ""
     if declared.default_prompt is not None:
         prompts[Role.NONE] = declared.prompts.get(declared.default_prompt, "")
     return prompts

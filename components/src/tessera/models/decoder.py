@@ -44,6 +44,17 @@ def read_layer(
     )
 
 
+def check_architecture(config: Section, names: Sequence[str]) -> str:
+    """Return the architecture, by default the first of ``names``; raises ``CheckpointError`` for others."""
+    named = config.values.get("architectures") or [names[0]]
+    for name in names:
+        if named == [name]:
+            return name
+    raise config.error(
+        "architectures", f"must be {' or '.join(str([name]) for name in names)}, not {named!r}"
+    )
+
+
 def refuse_flags(section: Section, *keys: str, why: str) -> None:
     """Raise ``CheckpointError`` for the first of these that is true."""
     for key in keys:

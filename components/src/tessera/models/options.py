@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -15,14 +15,15 @@ from tessera.models.base import Model
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
+"""Bounds one input, or one pair."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``architectures`` are those of ``ByArchitecture``, ``task`` that of ``ByTask``, ``hub_models`` those of
-    ``OnHub``. ``opened`` gives the model of a checkpoint's directory and options; it raises
-    ``CheckpointError``.
+    ``opened`` gives the model of a checkpoint's directory and options; it raises ``CheckpointError``.
     """
 
     name: str

@@ -42,16 +42,6 @@ def token_ids(content: Content, *, param: str) -> Sequence[int] | None:
     return ids[0]
 
 
-def texts_of(content: Content) -> tuple[str, ...]:
-    """The texts of a content in their order, images left out."""
-    return tuple(part for part in content.parts if isinstance(part, str))
-
-
-def text_segments(bos: int, prefix: str, content: Content) -> list[Segment]:
-    """The prompt of texts alone, joined as they are, behind BOS and a prefix; there is no end token."""
-    return [bos, Run(prefix, "".join(texts_of(content)))]
-
-
 def refuse_instruction(content: Content, *, param: str) -> None:
     """For families that take none: raises ``InvalidInput`` naming ``param``."""
     if content.instruction is not None:
@@ -70,7 +60,7 @@ def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
         raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
     if not any(side.parts):
         raise InvalidInput(f"{param} is empty: it has {lacking}", param=param)
-    text = "".join(texts_of(side))
+    text = side.text
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -22,8 +22,3 @@ def part_name(name: str, prefixes: Sequence[tuple[str, str]]) -> str | None:
     names = (part + bare.removeprefix(stem) for stem, part in prefixes if bare.startswith(stem))
     canonical = next(names, name)
     return None if _UNUSED.match(canonical) else canonical
-
-
-def text_name(name: str) -> str | None:
-    """``text.`` and the name inside the tower, whose head is ``score`` in files; None as ``part_name``."""
-    return part_name(name, (("score.", "text.head."), ("", "text.")))

@@ -19,7 +19,8 @@ from tessera.errors import ConfigError
 from tessera.models.stages import Axis, StageModule, StageTensor
 from tessera.nn.forms.choice import exported
 from tessera.nn.forms.plain import PLAIN, Form
-from tessera.nn.loading import SOURCES, load_text
+from tessera.nn.layer import SOURCES
+from tessera.nn.loading import load_text
 from tessera.nn.sequences import Masked, Padded, pool
 from tessera.nn.spec import TextSpec
 from tessera.nn.text import Embedded, TextTower, finished
@@ -201,8 +202,7 @@ class TextStages:
         return load_text(self.spec, tensors, part=_PART, dtype=self.dtype, device=self.device, form=form)
 
     def _packed(self) -> StageModule:
-        device, dtype = torch.device(self.device), torch_dtype(self.dtype)
-        tower = self._tower(exported(device, dtype, max_sequences=self.max_sequences))
+        tower = self._tower(exported(self.device, self.dtype, max_sequences=self.max_sequences))
         module = PackedText(tower, unit_length=self.unit_length)
         each = "tokens" if self.spec.pooling == "none" else "sequences"
         return StageModule(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.trial import try_tokenizer
-from tessera.checkpoint.weights import Shapes, stored_tensors
+from tessera.checkpoint.weights import Shapes, stored_tensors, weight_files
 from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, InvalidInput
 from tessera.imaging import Picture
@@ -37,15 +37,17 @@ from tessera.models.base import (
     Role,
     ScoreActivation,
     Truncate,
-    VisionModule,
     VisionSpec,
     sequential,
 )
 from tessera.models.declared import declared_text, longest
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, texts_of
+from tessera.models.marks import Marks
+from tessera.models.prompts import Assembler, Run, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
-from tessera.models.stored_names import text_name
-from tessera.nn.spec import TextSpec
+from tessera.models.stored_names import part_name
+from tessera.nn.spec import EncoderSpec, TextSpec
+
+NO_PROMPTS: Final[Mapping[Role, str]] = dict.fromkeys(Role, "")
 
 
 class TowerModel:
@@ -53,42 +55,49 @@ class TowerModel:
 
     What it says of images is that of a family without them.
 
-    ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
-    change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
-    the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
-    whether an input may have one, ``lowers_case`` whether texts become lower case where that is declared, and
-    ``projects_tokens`` whether modules behind the Transformer are done for each token.
-    ``activation`` is of scores. ``placeholder`` is the token that stands for a vision row, None for a
-    family without images, and ``image_axes`` are the axes of vision rows before their width where they come
-    straight from the vision stage.
+    ``version`` is raised by hand whenever preprocessing, prompts or the forward pass of the family change
+    what they compute; ``files`` are fingerprinted beside the weights, and ``prefixes`` are of the names in
+    these, as ``part_name`` takes them. ``kind`` says what comes out of the
+    tower: vectors of unit length, or scores as they are. ``takes_instructions`` says whether an input may
+    have one, ``lowers_case`` whether texts become lower case where that is declared, and ``projects_tokens``
+    whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
+    the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
+    token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
+    vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
+    precedes the names of the vision tower's tensors, and ``normalisation`` each channel's mean and deviation.
     """
 
     family: ClassVar[str]
-    revision: ClassVar[str]
+    version: ClassVar[int] = 1
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (("score.", "text.head."), ("", "text."))
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
     projects_tokens: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
+    marks: Marks = Marks()
+    prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
+    vision_part: ClassVar[str] = "vision."
+    normalisation: tuple[Sequence[float], Sequence[float]] = ((), ())
 
     def __init__(
         self,
         path: Path,
         text: TextSpec,
-        tokenizer: PlainTokenizer,
         options: msgspec.Struct | None = None,
         *,
         max_tokens: int,
-        dimensions: frozenset[int],
+        dimensions: Collection[int] = (),
         declared: Declared | None = None,
+        tokenizer: PlainTokenizer | None = None,
     ) -> None:
         """Apply what the checkpoint declares, which wins; raises ``CheckpointError`` for what is not done.
 
-        ``declared`` is that where it has been read.
+        ``declared`` and ``tokenizer`` are those where they have been read; the weights are not looked at.
         """
         self.path = path
         self.declared = read_declared(path) if declared is None else declared
@@ -102,7 +111,9 @@ class TowerModel:
         )
         self.max_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer or PlainTokenizer.read(
+            path, vocab_size=text.vocab_size, lower_case=self.declared.lower_case
+        )
         self._options = options
 
     def try_out(self) -> None:
@@ -114,7 +125,8 @@ class TowerModel:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
         files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
-        return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=files)
+        revision = f"{self.family} {self.version}{options}"
+        return fingerprint(self.path, revision=revision.encode(), files=files)
 
     @cached_property
     def output(self) -> Output:
@@ -149,8 +161,15 @@ class TowerModel:
         return Assembler(self._tokenizer, self.placeholder)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The prompt of texts and images; raises ``InvalidInput`` for what the family does not take."""
-        raise NotImplementedError
+        """The prompt of texts and images; raises ``InvalidInput`` for what the family does not take.
+
+        Of a family that reads text alone: the role's prompt and the texts, between the marks.
+        """
+        return self.between_marks(Run(content.prompt_of(self.prompts), content.text))
+
+    def between_marks(self, run: Run) -> list[Segment]:
+        """A text between the marks."""
+        return [*self.marks.before, run, *self.marks.behind]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if content.instruction is not None and not self.takes_instructions:
@@ -164,7 +183,7 @@ class TowerModel:
         if content.images and self.placeholder is None:
             self._refuse_image(param)
         made, segments = self._assembler, self.segments(content, param=param)
-        assemble = partial(made.document, chunks=texts_of(content)) if content.chunked else made.prompt
+        assemble = partial(made.document, chunks=content.texts) if content.chunked else made.prompt
         return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
 
     @property
@@ -203,15 +222,39 @@ class TowerModel:
         """int32 ``[0, units]``: units know their places themselves."""
         return np.empty((0, image.units), np.int32)
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Raises ``ConfigError``."""
-        raise ConfigError(f"{self.family} reads text alone: it has no vision stage")
+    def vision_tower(self) -> VisionTower:
+        """Build the vision tower, whose weights are read later; needs torch."""
+        raise NotImplementedError
+
+    def vision_shapes(self) -> Shapes:
+        """The tensors that the vision tower keeps, by ``vision.`` and their names there."""
+        return {}
+
+    def vision_activations(self, units: int) -> int:
+        """Elements alive at the widest point of a vision batch of so many units, beside the weights."""
+        return 0
+
+    def load_vision(self, *, dtype: str, device: str, form: Form | None = None) -> VisionTower:
+        """Read the vision tower's tensors; raises ``CheckpointError``, or ``ConfigError`` without a tower."""
+        if self.vision is None:
+            raise ConfigError(f"{self.family} reads text alone: it has no vision stage")
+        from tessera.nn.loading import load_vision
+
+        return load_vision(
+            self.vision_tower,
+            self.tensors(),
+            part=self.vision_part,
+            normalisation=self.normalisation,
+            dtype=dtype,
+            device=device,
+            form=form,
+        )
 
     def vision_nbytes(self, dtype: str) -> int:
-        return 0
+        return nbytes(self.vision_shapes(), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return 0
+        return self.vision_activations(units) * FLOATS[dtype].itemsize
 
     def _refuse_image(self, param: str) -> NoReturn:
         raise InvalidInput(f"{param} is an image; {self.family} reads text alone", param=param)
@@ -219,9 +262,23 @@ class TowerModel:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The place of every tensor that the model uses, the tower's by ``text.`` and its name there.
 
-        Raises ``CheckpointError``. Families whose files hold more than the tower say how these are named.
+        Raises ``CheckpointError``.
         """
-        return stored_tensors(self.path, self.text.shapes("text."), text_name)
+        return stored_tensors(self.path, self.stored_shapes(), self.stored_name)
+
+    def stored_shapes(self) -> Shapes:
+        """Every tensor that the weight files must have; raises ``CheckpointError`` where it has to look."""
+        return self.vision_shapes() | self.stored_text.shapes("text.")
+
+    @cached_property
+    def stored_names(self) -> frozenset[str]:
+        """The names of the tensors in the weight files; raises ``CheckpointError``."""
+        files = weight_files(self.path, lambda name: False)
+        return frozenset(tensor.name for file in files for tensor in file.tensors)
+
+    def stored_name(self, name: str) -> str | None:
+        """The canonical name of a tensor in weight files, None for one without use, by ``prefixes``."""
+        return part_name(name, self.prefixes)
 
     def all_tensors(self) -> Mapping[str, StoredTensor]:
         """``tensors``, and those of the modules that the checkpoint declares; raises ``CheckpointError``."""
@@ -264,6 +321,11 @@ class TowerModel:
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:
         """A part of the text stage for compilers; raises ``CheckpointError`` or ``ConfigError``."""
+        if isinstance(self.text, EncoderSpec):
+            # Nothing is compiled of learned positions and token types.
+            raise ConfigError(
+                f"family {self.family} offers no stages to compile or export; use engine: torch"
+            )
         from tessera.models.text_stages import TEXT_STAGES, TextStages
 
         check_stage(stage, layout, TEXT_STAGES)
@@ -278,7 +340,9 @@ class TowerModel:
 
 
 if TYPE_CHECKING:
+    from tessera.nn.forms.plain import Form
     from tessera.nn.text import TextTower
+    from tessera.nn.vision import VisionTower
 
     _offers_stages: type[StageFamily] = TowerModel
 

@@ -6,14 +6,10 @@ text module. A vision tower is a ``PatchEmbedding``, a ``Stack`` of layers and a
 module of the family::
 
     tower = load_text(spec, tensors, part="text.", dtype=dtype, device=device)    # loading
+    tower = load_vision(make, tensors, part="vision.", normalisation=(mean, std), dtype=dtype, device=device)
 
-    with torch.device("meta"):
-        tower = VisionTower(config)
-    fill(tower, tensors, part="vision.", sources=SOURCES, dtype=dtype, device=device)
-    tower.layers.prepare(form_for(device, dtype), start=tower.patches, final=tower.norm)
-
-``SOURCES`` says which stored tensors a parameter is made of (``checkpoint.loading``): ``qkv_proj`` is q, k
-and v. The forward pass of a vision tower makes its rotation once for all layers::
+``sources`` of a tower says which stored tensors a parameter is made of (``checkpoint.loading``): ``qkv_proj``
+is q, k and v. The forward pass of a vision tower makes its rotation once for all layers::
 
     stream = self.patches(pixels, positions)     # Residual
     self.layers(stream, self.form.packed(cu_units, units), self.rotary(places), after)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -12,12 +11,11 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.nn.encoder import EncoderTower
 from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import Form
+from tessera.nn.layer import SOURCES
 from tessera.nn.spec import EncoderSpec, TextSpec, VocabularySpec
 from tessera.nn.text import TextTower
+from tessera.nn.vision import VisionTower
 from tessera.nn.vocabulary import VocabularyWeights
-
-SOURCES: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""What is stored apart and is one product here."""
 
 
 def load_text(
@@ -42,6 +40,29 @@ def load_text(
         tower = EncoderTower(spec) if isinstance(spec, EncoderSpec) else TextTower(spec)
     fill(tower, tensors, part=part, sources=SOURCES, dtype=kind, device=at)
     return tower.prepare(at, chosen)
+
+
+def load_vision(
+    make: Callable[[], VisionTower],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    part: str,
+    normalisation: tuple[Sequence[float], Sequence[float]],
+    dtype: str,
+    device: str,
+    form: Form | None = None,
+) -> VisionTower:
+    """The vision tower that ``make`` builds on ``device``, ready to run; raises ``CheckpointError``.
+
+    ``normalisation`` is the mean and the deviation of each channel of pixels. ``form`` is chosen by device
+    and type if it is not given.
+    """
+    at, kind = torch.device(device), torch_dtype(dtype)
+    with torch.device("meta"):
+        tower = make()
+    fill(tower, tensors, part=part, sources=tower.sources, dtype=kind, device=at)
+    tower.prepare(*normalisation, at, form_for(at, kind) if form is None else form)
+    return tower.eval()
 
 
 def load_vocabulary(

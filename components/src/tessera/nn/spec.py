@@ -138,6 +138,11 @@ class LayerSpec:
             shapes |= {f"self_attn.{name}.weight": (self.head_dim,) for name in ("q_norm", "k_norm")}
         return shapes
 
+    def stacked(self, layers: int, prefix: str = "") -> Shapes:
+        """The tensors of so many layers, by their numbers behind ``prefix``."""
+        shapes = self.shapes()
+        return {f"{prefix}{number}.{name}": shapes[name] for number in range(layers) for name in shapes}
+
     def activations(self) -> int:
         """Elements alive for each row at the widest point of a layer, beside the weights.
 
@@ -256,8 +261,7 @@ class TextSpec:
         """The stored tensors by name; ``prefix`` goes before each."""
         hidden = self.layer.hidden
         shapes: Shapes = {"embed_tokens.weight": (self.vocab_size, hidden)}
-        for number in range(self.layers):
-            shapes |= {f"layers.{number}.{name}": shape for name, shape in self.layer.shapes().items()}
+        shapes |= self.layer.stacked(self.layers, "layers.")
         if self.final_norm:
             shapes |= norm_shapes("norm", hidden, bias=self.layer.norm == "layer")
         if self.head is not None:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from tessera.nn.forms.choice import form_for
-from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
-from tessera.nn.layer import Stack, norm
+from tessera.nn.forms.plain import Form, Residual, tensor
+from tessera.nn.layer import Stack, Tower, norm
 from tessera.nn.outputs import CHUNKS, STATES, HeadRows, OutputHead
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
@@ -43,14 +43,6 @@ class Head(nn.Linear):
         return linear(rows, weight, bias) / self.temperature
 
 
-def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:
-    """Pooled rows behind the head if there is one."""
-    if head is None:
-        return pooled
-    rows: torch.Tensor = head(pooled)
-    return rows
-
-
 class Finish(Protocol):
     """The modules behind pooling, of a tower or of its last stage alone."""
 
@@ -63,7 +55,7 @@ def finished(
     pooled: torch.Tensor, hidden: torch.Tensor, sequences: Sequences, finish: Finish
 ) -> torch.Tensor:
     """Do what follows pooling: the head, further ways of pooling, the steps, and the cut; float32."""
-    spec, rows = finish.spec, answer(pooled, finish.head)
+    spec, rows = finish.spec, pooled if finish.head is None else finish.head(pooled)
     if spec.besides:
         rows = torch.cat([rows, *(pool(hidden, sequences, pooling) for pooling in spec.besides)], dim=1)
     for step in finish.steps:
@@ -71,7 +63,7 @@ def finished(
     return rows if spec.cut is None else rows[:, : spec.cut].contiguous()
 
 
-class TextTower(nn.Module):
+class TextTower(Tower):
     """Implements ``tessera.models.base.SplitTextModule``.
 
     Built on the ``meta`` device and filled from weight files; ``prepare`` then makes it ready to run.
@@ -87,7 +79,6 @@ class TextTower(nn.Module):
         self.head = None if spec.head is None else Head(spec.head, hidden)
         self.steps = step_modules(spec.steps)
         self._pools_alone = self.head is None and spec.width == spec.pooled_width == hidden and not spec.steps
-        self.form: Form = PLAIN
         self.name = ""
         self.heads: Mapping[str, OutputHead] = {}
         self.rotary: Rotary
@@ -106,10 +97,6 @@ class TextTower(nn.Module):
         """Name the default output, and give the heads by name; the tower's own rows are of none of these."""
         self.name, self.heads = name, heads
         return self
-
-    def quantise(self, *, keep: int) -> None:
-        """Hold the products in FP8, but for ``keep`` layers at each end."""
-        self.layers.quantise(keep=keep)
 
     def forward(
         self,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function
-from tessera.nn.layer import Block, LayerNorm, Linear, Mlp, Stack, norm
+from tessera.nn.forms.plain import PLAIN, Form, Residual
+from tessera.nn.layer import SOURCES, Block, LayerNorm, Linear, Mlp, Stack, Tower, norm
 from tessera.nn.spec import LayerSpec
 from tessera.nn.table import Table
 
@@ -109,26 +109,20 @@ class TileEncoder(nn.Module):
         return hidden.view(-1, *positions.shape)
 
 
-class VisionVectors(nn.Module):
-    """Base of towers with a vector for each image; implements ``tessera.models.base.VisionModule``."""
+class VisionTower(Tower):
+    """Base of vision towers; implements ``tessera.models.base.VisionModule``.
 
-    form: Form = PLAIN
+    ``sources`` says what its modules are called in weight files, as ``checkpoint.loading.fill`` has it.
+    """
 
-    @property
-    def stack(self) -> Stack:
-        """The layers, whose products are those that can run in FP8."""
-        raise NotImplementedError
+    sources: ClassVar[Mapping[str, tuple[str, ...]]] = SOURCES
 
-    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> VisionVectors:
-        """Choose the form of the operations; call it when the weights are in place.
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        """Run in ``form``; call it when the weights are in place.
 
         Pixels are normalised by each channel's mean and deviation.
         """
         raise NotImplementedError
-
-    def quantise(self, *, keep: int) -> None:
-        """Hold the layers' products in FP8, but for ``keep`` layers at each end and what follows them."""
-        self.stack.quantise(keep=keep)
 
 
 class AttentionPool(nn.Module):
@@ -176,7 +170,7 @@ def pixel_shuffle(features: torch.Tensor, factor: int, version: Literal["v1", "v
 
 
 class Merger(nn.Module):
-    """A norm, two products with an activation between them; each ``join`` consecutive rows become one.
+    """A norm, two products with GELU between them; each ``join`` consecutive rows become one.
 
     ``norm_joined`` puts the norm over the joined rows instead of over each.
     """
@@ -191,11 +185,9 @@ class Merger(nn.Module):
         eps: float,
         kind: Literal["rms", "layer"] = "layer",
         norm_joined: bool = False,
-        activation: str = "gelu",
     ) -> None:
         super().__init__()
         self._width, self._join, self._norm_joined = width, join, norm_joined
-        self._activation = activation
         self.norm = norm(kind, width * join if norm_joined else width, eps=eps)
         self.linear_1 = Linear(width * join, inner, bias=True)
         self.linear_2 = Linear(inner, out, bias=True)
@@ -204,5 +196,5 @@ class Merger(nn.Module):
         """``[n * join, width]`` to ``[n, out]``."""
         joined = rows.reshape(-1, self._join * self._width)
         normed = self.norm(Residual(joined if self._norm_joined else rows)).view_as(joined)
-        merged: torch.Tensor = self.linear_2(activation_function(self._activation)(self.linear_1(normed)))
+        merged: torch.Tensor = self.linear_2(gelu(self.linear_1(normed)))
         return merged

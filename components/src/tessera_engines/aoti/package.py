@@ -44,10 +44,7 @@ class AotiPackage:
             flavour="aoti",
             stage=stage,
             dtype=placement.dtype,
-            family=model.family,
-            fingerprint=model.fingerprint,
-            width=model.output.width,
-            row_width=model.vision.row_width if model.vision else 0,
+            **Manifest.of_model(model),
             capability=capability(placement.device),
             versions=versions(placement.device),
         )

@@ -30,15 +30,15 @@ class AotiTextEngine(TorchTextEngine):
         sequences = package.ranges["sequences"].max
         if package.manifest.layout is Layout.PACKED:
             package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
-            package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-            return PackedModule(package.load(), sequences, package.width("vision_rows"))
-        if placement.is_cuda:
+        elif placement.is_cuda:
             raise ConfigError(
                 f"{settings.path}: on CUDA engine aoti runs layout packed, and this one is padded"
             )
-        package.require_room("tokens", model.max_tokens, "the longest input")
+        else:
+            package.require_room("tokens", model.max_tokens, "the longest input")
         package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-        return PaddedModule(package.load(), sequences, package.width("vision_rows"))
+        module = PackedModule if package.manifest.layout is Layout.PACKED else PaddedModule
+        return module(package.load(), sequences, package.width("vision_rows"))
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         assert isinstance(module, PackedModule)
@@ -49,13 +49,17 @@ class AotiTextEngine(TorchTextEngine):
         return bucketed_cost if isinstance(self._module, PaddedModule) else packed_cost
 
 
-class PackedModule:
-    """Implements ``TextModule``; more sequences than the engine was built for go in several calls."""
+class CompiledModule:
+    """A program for so many sequences, and vision rows so wide; both modules implement ``TextModule``."""
 
     def __init__(self, program: AotiProgram, max_sequences: int, row_width: int) -> None:
         self.program = program
         self.max_sequences = max_sequences
         self.row_width = row_width
+
+
+class PackedModule(CompiledModule):
+    """More sequences than the engine was built for go in several calls."""
 
     def __call__(
         self,
@@ -109,13 +113,8 @@ def bucketed_cost(count: int, total: int, longest: int) -> int:
     return min(count * longest, 2 * total)
 
 
-class PaddedModule:
-    """Implements ``TextModule``: one call for the sequences of each bucket of lengths."""
-
-    def __init__(self, program: AotiProgram, max_sequences: int, row_width: int) -> None:
-        self._program = program
-        self._max_sequences = max_sequences
-        self._row_width = row_width
+class PaddedModule(CompiledModule):
+    """One call for the sequences of each bucket of lengths."""
 
     def __call__(
         self,
@@ -126,7 +125,7 @@ class PaddedModule:
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
     ) -> torch.Tensor:
-        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self._row_width)
+        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self.row_width)
         starts = cu_seqlens.tolist()
         found, order = [], []
         for numbers in self._calls(lengths):
@@ -138,7 +137,7 @@ class PaddedModule:
                 ids[row, : lengths[number]] = input_ids[tokens]
                 places[row, : lengths[number]] = vision_map[tokens]
                 mask[row, : lengths[number]] = 1
-            vectors, norms = self._program(ids, mask, rows, places)
+            vectors, norms = self.program(ids, mask, rows, places)
             found.append(vectors * norms[:, None])
             order += numbers
         return torch.cat(found)[torch.tensor(order).argsort()]
@@ -148,8 +147,8 @@ class PaddedModule:
         for number, length in enumerate(lengths):
             buckets.setdefault(length.bit_length(), []).append(number)
         for numbers in buckets.values():
-            for first in range(0, len(numbers), self._max_sequences):
-                yield numbers[first : first + self._max_sequences]
+            for first in range(0, len(numbers), self.max_sequences):
+                yield numbers[first : first + self.max_sequences]
 
 
 class AotiCudaText(CudaText):
@@ -160,7 +159,6 @@ class AotiCudaText(CudaText):
     ) -> None:
         super().__init__(module, model, placement, graph_tokens=graph_tokens)
         self._packed = module
-        self._row_width = module.row_width
 
     def _recorded(self) -> Graphs:
         program = self._packed.program
@@ -179,7 +177,7 @@ class AotiCudaText(CudaText):
             (
                 torch.zeros(sizes[-1], dtype=torch.int32, device=device),
                 torch.full((sizes[-1],), -1, dtype=torch.int32, device=device),
-                torch.zeros(sizes[-1], self._row_width, dtype=dtype, device=device),
+                torch.zeros(sizes[-1], self._packed.row_width, dtype=dtype, device=device),
             ),
             torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
             sizes=sizes,
@@ -190,5 +188,5 @@ class AotiCudaText(CudaText):
 
     def _replayed(self, graphs: Graphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         input_ids, positions, ends, vision_index = indices
-        rows, vision_map = mapped(input_ids, rows, vision_index, self._row_width)
+        rows, vision_map = mapped(input_ids, rows, vision_index, self._packed.row_width)
         return graphs.replay((input_ids, vision_map, rows), positions, ends)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from blake3 import blake3
 
 from tessera.errors import ConfigError, EngineMismatch
 from tessera_engines.compiled.spec import Layout, Profile, Stage
+
+if TYPE_CHECKING:
+    from tessera.models.base import Model
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 2
@@ -57,6 +61,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     build_seconds: float
     built_at: str
     notes: dict[str, str] = {}
+
+    @staticmethod
+    def of_model(model: Model) -> dict[str, Any]:
+        """The fields that say what an engine of a model is for, for a new manifest and for ``require``."""
+        return {
+            "family": model.family,
+            "fingerprint": model.fingerprint,
+            "width": model.output.width,
+            "row_width": model.vision.row_width if model.vision else 0,
+        }
 
     def write(self, directory: Path) -> None:
         encoded = msgspec.json.format(msgspec.json.encode(self), indent=2)

@@ -13,10 +13,11 @@ import tessera
 from tessera.atomic_directory import atomic_directory
 from tessera.errors import ConfigError
 from tessera.models.base import Feature, Model
+from tessera.nn.layer import Stack, Tower
 from tessera_engines.calibration import Calibration
 from tessera_engines.quantize.checkpoint import parts_of, write
 from tessera_engines.quantize.inputs import Inputs
-from tessera_engines.quantize.tower import QuantizedTower, quantized, stack_of
+from tessera_engines.quantize.tower import QuantizedTower, quantized
 
 Stages = Literal["text", "vision", "all"]
 _FLOAT: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -80,6 +81,8 @@ def quantize(model: Model, request: Request, progress: Callable[[str], None]) ->
     return found
 
 
-def _stack(module: object) -> Any:
-    assert isinstance(module, torch.nn.Module)
-    return stack_of(module)
+def _stack(module: object) -> Stack:
+    """The layers of a tower; raises ``ConfigError`` for a module without any."""
+    if not isinstance(module, Tower):
+        raise ConfigError(f"{type(module).__name__} has no layers that can be quantized")
+    return module.stack

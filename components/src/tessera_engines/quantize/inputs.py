@@ -11,8 +11,8 @@ import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, output_rows, pack, pack_images
 from tessera.errors import ConfigError
-from tessera.models.base import Content, Model, Pixels, Role, TextModule, Truncate, VisionModule
-from tessera_engines.calibration import Calibration
+from tessera.models.base import Content, Model, Pixels, Role, TextModule, VisionModule
+from tessera_engines.calibration import Calibration, prompt_tokens
 
 _TOKENS: Final = 4096
 _UNITS: Final = 8
@@ -66,7 +66,7 @@ class Inputs:
         if model.vision is None or model.vision.gives_output:
             return self.texts
         plans = [plan for batch in self.images for plan in batch.plans]
-        prompts = [_prompt(model, Content(parts=(plan,), role=Role.PASSAGE), "image") for plan in plans]
+        prompts = [prompt_tokens(model, Content(parts=(plan,), role=Role.PASSAGE), "image") for plan in plans]
         made = [
             PackedInput(
                 tokens=tokens,
@@ -103,12 +103,8 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     )
 
 
-def _prompt(model: Model, content: Content, where: str) -> np.ndarray:
-    return model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.END, param=where).tokens
-
-
 def _text(model: Model, line: str, where: str, role: Role) -> PackedInput:
-    tokens = _prompt(model, Content(parts=(line,), role=role), where)
+    tokens = prompt_tokens(model, Content(parts=(line,), role=role), where)
     return PackedInput(tokens=tokens, positions=model.positions(tokens, ()))
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from torch import nn
 from torch.nn.functional import linear as product_of
 
-from tessera.errors import ConfigError
 from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
 from tessera.nn.fp8 import LARGEST, Fp8Weight, rounded, values_of
 from tessera.nn.layer import Linear, Stack, use
@@ -79,14 +77,6 @@ class QuantizedTower:
     whole: float
     clipped: int
     """Products whose scale is below that of their largest input."""
-
-
-def stack_of(module: nn.Module) -> Stack:
-    """Return the layers of a tower; raises ``ConfigError`` for a module without any."""
-    for found in module.modules():
-        if isinstance(found, Stack):
-            return found
-    raise ConfigError(f"{type(module).__name__} has no layers that can be quantized")
 
 
 @torch.inference_mode()

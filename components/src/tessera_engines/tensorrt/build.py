@@ -24,11 +24,11 @@ from tessera.models.base import Model
 from tessera_engines.compiled.build import Built, Progress
 from tessera_engines.compiled.manifest import Manifest
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile
-from tessera_engines.networks.graph import Axis, NetworkRequest
+from tessera_engines.networks import networks_of
+from tessera_engines.networks.graph import Axis, Graph, NetworkRequest
 from tessera_engines.tensorrt.calibration import read_samples
 from tessera_engines.tensorrt.inspect import engine_information, network_information
 from tessera_engines.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, make_monitor
-from tessera_engines.tensorrt.network import TensorRTGraph, networks_of
 
 if TYPE_CHECKING:
     from tessera_engines.compiled.build import Flavour
@@ -200,13 +200,11 @@ class TensorRTFlavour:
         return wanted
 
 
-def fill_network(
-    trt: Any, network: Any, model: Model, spec: BuildSpec
-) -> tuple[TensorRTGraph, dict[str, str]]:
+def fill_network(trt: Any, network: Any, model: Model, spec: BuildSpec) -> tuple[Graph, dict[str, str]]:
     """Fill ``network`` with the stage; raises ``ConfigError`` for a family that has no networks."""
     describe = networks_of(model, spec.stage)
     samples, note = read_samples(model, spec)
-    graph = TensorRTGraph(trt, network, decomposable=spec.decomposable)
+    graph = Graph(trt, network, decomposable=spec.decomposable)
     longest = max(profile.tokens.max for profile in spec.profiles)
     packed = spec.layout is Layout.PACKED
     request = NetworkRequest(
@@ -231,7 +229,7 @@ def _target(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
         )
 
 
-def optimization_profile(builder: Any, graph: TensorRTGraph, profile: Profile) -> Any:
+def optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
     """The shapes that a profile gives every input of the graph."""
     made = builder.create_optimization_profile()
     for name, shape in graph.inputs.items():

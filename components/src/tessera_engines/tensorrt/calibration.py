@@ -6,8 +6,8 @@ import numpy as np
 
 from tessera.engine.base import vision_of
 from tessera.errors import ConfigError
-from tessera.models.base import Content, Int32Array, Model, Role, Truncate
-from tessera_engines.calibration import Calibration
+from tessera.models.base import Content, Model, Role
+from tessera_engines.calibration import Calibration, prompt_tokens
 from tessera_engines.compiled.spec import BuildSpec, Stage
 from tessera_engines.networks.graph import Samples
 
@@ -23,7 +23,10 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
         return _random(model), "random tiles and tokens: name a directory of real ones before serving"
     source = Calibration.read(spec.calibration)
     tiles = [tile for picture in source.pictures() for tile in model.preprocess(picture).values]
-    tokens = [_tokens(model, line, where) for where, line in source.lines.items()]
+    tokens = [
+        prompt_tokens(model, Content(parts=(line,), role=Role.PASSAGE), where)
+        for where, line in source.lines.items()
+    ]
     if not tiles and spec.stage in (Stage.VISION, Stage.FUSED):
         raise ConfigError(f"{spec.calibration}: holds no image to calibrate the {spec.stage} stage with")
     if not tokens and spec.stage is not Stage.VISION:
@@ -32,16 +35,6 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
         Samples(tiles=tiles, tokens=tokens),
         f"{len(tiles)} tiles and {len(tokens)} lines of text from {spec.calibration.name}",
     )
-
-
-def _tokens(model: Model, line: str, where: str) -> Int32Array:
-    prompt = model.prompt(
-        Content(parts=(line,), role=Role.PASSAGE),
-        max_tokens=model.max_tokens,
-        truncate=Truncate.END,
-        param=where,
-    )
-    return prompt.tokens
 
 
 def _random(model: Model) -> Samples:

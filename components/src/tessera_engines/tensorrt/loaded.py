@@ -17,8 +17,8 @@ from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models.base import Model
 from tessera_engines.compiled.manifest import Binding, Manifest
 from tessera_engines.compiled.spec import Stage
+from tessera_engines.networks import networks_of
 from tessera_engines.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, to_name
-from tessera_engines.tensorrt.network import networks_of
 
 # Below that of the core, whose level the flag sets.
 log = logging.getLogger("tessera.engine.tensorrt.loaded")
@@ -206,14 +206,7 @@ def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Pat
             f"{settings.path}: the engine's flavour is {manifest.flavour}, engine {settings.engine!r} runs"
             " tensorrt and tensorrt_rtx"
         )
-    manifest.require(
-        settings.path,
-        stage=stage,
-        family=model.family,
-        fingerprint=model.fingerprint,
-        width=model.output.width,
-        row_width=model.vision.row_width if model.vision else 0,
-    )
+    manifest.require(settings.path, stage=stage, **Manifest.of_model(model))
     return settings.path, manifest
 
 

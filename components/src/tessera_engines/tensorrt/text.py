@@ -216,10 +216,7 @@ class TensorRTTextEngine:
         return padded_cost if self._layout is Layout.PADDED else packed_cost
 
     gives: Collection[str] = ()
-
-    @property
-    def depth(self) -> int:
-        return 2
+    depth = 2
 
     def launch_named(self, batch: TextBatch) -> Launched[list[Rows]]:
         raise EngineFailed(f"this engine gives no outputs by name: {', '.join(batch.names)}")

@@ -9,7 +9,7 @@ import torch
 
 from tessera.dtypes import DTYPES
 from tessera.engine.base import vision_of
-from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, uint8_pixels
+from tessera.engine.batch import VisionBatch, blank, packed_cost, uint8_pixels
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
@@ -140,14 +140,8 @@ class TensorRTVisionEngine:
         self._runs = VisionRuns(loaded, CudaStreams(placement.device), placement.device, graph_tiles=graphs)
 
     takes_floats = False
-
-    @property
-    def cost(self) -> Cost:
-        return packed_cost
-
-    @property
-    def depth(self) -> int:
-        return 2
+    cost = staticmethod(packed_cost)
+    depth = 2
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.

@@ -11,8 +11,7 @@ from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import OutputKind
 from tessera.models.llama.config import SCORING
-from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.config import PROCESSOR_FILE, ModelConfig, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera_tools.random_checkpoint.llama import (
     PUBLISHED,
@@ -221,5 +220,5 @@ def processor_json(spec: CheckpointSpec) -> dict[str, Any]:
 
 def all_shapes(config: ModelConfig) -> Shapes:
     """Every tensor of a checkpoint by canonical name, the encoder's unused pooling head included."""
-    vision = config.vision
-    return expected(config) | pooling_head_shapes("vision.head", vision.hidden, vision.intermediate)
+    layer = config.vision.layer
+    return expected(config) | pooling_head_shapes("vision.head", layer.hidden, layer.intermediate)

@@ -13,18 +13,18 @@ from tokenizers import normalizers
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
-from tessera.models.colqwen3.config import OPS, TOMORO
-from tessera.models.colqwen3.config import read_config as read_colqwen3_config
+from tessera.models.colqwen3.model import OPS, TOMORO
+from tessera.models.colqwen3.model import read_config as read_colqwen3_config
 from tessera.models.nemotron_colembed_vl.model import SETTINGS_FILE
 from tessera.models.nemotron_colembed_vl.model import read_config as read_colembed_config
-from tessera.models.qwen3.config import DEFAULT_TASK
-from tessera.models.qwen3.tokenizer import END_OF_TEXT
+from tessera.models.qwen3.config import DEFAULT_TASK, END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
 from tessera.models.qwen3_rerank.model import read_config as read_rerank_config
-from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
+from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import expected as vl_shapes
 from tessera.models.qwen3_vl_rerank.model import read_config as read_vl_rerank_config
+from tessera.models.two_towers.images import PROCESSOR_FILE
 from tessera_tools.random_checkpoint.spec import DecoderSpec, Sizes, declared_json, modules_json, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe, template
 from tessera_tools.random_checkpoint.weights import RandomTensor, random_tensors
@@ -261,7 +261,7 @@ class ColQwen3Spec(Qwen3VLSpec):
                 yield replace(tensor, name=projection + rest)
 
     def _read(self, directory: Path) -> ModelConfig:
-        return read_colqwen3_config(directory).body
+        return read_colqwen3_config(directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.tokenizer import token_name
 from tessera.checkpoint.weights import Shapes
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Prompt, Truncate
+from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
-from tessera.models.prompts import Segment
 from tessera.models.two_towers.config import (
     Defaults,
     VisionConfig,
@@ -39,7 +39,7 @@ from tessera.models.two_towers.tensors import stack_shapes
 from tessera.nn.spec import EncoderSpec, HeadSpec, linear_shapes, norm_shapes
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 _DEFAULTS: Final = Defaults(
     activation="quick_gelu",
@@ -64,22 +64,18 @@ class Clip(TiledTowers):
     """Implements ``tessera.models.base.Model``."""
 
     family = "clip"
-    revision = "clip 1"
 
     def __init__(self, path: Path, options: NoOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text, processor = _text(config), read_processor(path)
         size, vision = _vision(config)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         processing = read_processing(processor, resample=3, mean=CLIP_MEAN, std=CLIP_STD)
-        super().__init__(path, text, vision, processing, tokenizer)
+        super().__init__(path, text, vision, processing)
         self.tiling = read_tiling(processor, size=size, patch=vision.patch_size, crops=True)
-        self._first = tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
-        self._last = tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        return [self._first, self.run(content), self._last]
+        first = self._tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
+        self._last = self._tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
+        self.marks = Marks((first,), (self._last,))
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """As the base. Token ids end with the first end token, where the reference pools them."""
@@ -110,7 +106,7 @@ class Clip(TiledTowers):
             **linear_shapes("vision.projection", hidden, vision.width, bias=False),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.clip.vision import ClipVision
 
         return ClipVision(self.config)

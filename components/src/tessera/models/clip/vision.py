@@ -8,15 +8,14 @@ import torch
 from torch import nn
 
 from tessera.models.two_towers.config import VisionConfig
-from tessera.nn.forms.choice import form_for
-from tessera.nn.forms.plain import Residual, tensor
+from tessera.nn.forms.plain import Form, Residual, tensor
 from tessera.nn.layer import LayerNorm, Linear, Stack, use
 from tessera.nn.table import Table
-from tessera.nn.vision import PatchEmbedding, VisionVectors
+from tessera.nn.vision import PatchEmbedding, VisionTower
 
 
-class ClipVision(VisionVectors):
-    """Implements ``tessera.models.base.VisionModule``: ``[tiles, width]``, the projected class tokens."""
+class ClipVision(VisionTower):
+    """Makes ``[tiles, width]``: the projected class tokens."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -35,17 +34,12 @@ class ClipVision(VisionVectors):
         self.norm = LayerNorm(layer.hidden, eps=layer.eps)
         self.projection = Linear(layer.hidden, config.width, bias=False)
 
-    @property
-    def stack(self) -> Stack:
-        return self.layers
-
-    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> ClipVision:
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        self.form = form
         self.patches.place_constants(mean, std, device)
-        self.form = form_for(device, self.embed_positions.weight.dtype)
         for block in (self.patches, self.pre_norm, self.norm, self.projection):
-            use(block, self.form)
-        self.layers.prepare(self.form)
-        return self.eval()
+            use(block, form)
+        self.layers.prepare(form)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

@@ -11,7 +11,6 @@ Ops-Colqwen3 has an empty turn of the assistant before that last token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,20 +18,24 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.weights import weight_files
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Content, Family, OutputKind, Role
-from tessera.models.colqwen3.config import OPS, TOMORO, read_config
 from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Fixed, Run, Segment, texts_of
+from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
-from tessera.models.qwen3_vl_embedding.tensors import PREFIXES, stored_tensors
-from tessera.models.stored_names import part_name
-from tessera.nn.spec import TextSpec
+from tessera.models.qwen3_vl_embedding.config import ModelConfig
+from tessera.models.qwen3_vl_embedding.config import read_config as read_body
+from tessera.models.tower import NO_PROMPTS
+from tessera.nn.spec import HeadSpec, TextSpec
 
+TOMORO: Final = "colqwen3"
+OPS: Final = "ops_colqwen3"
+
+_ARCHITECTURES: Final = ("ColQwen3", "OpsColQwen3Model")
+_WIDTHS: Final = ("embed_dim", "dims", "dim", "projection_dim", "colbert_dim")
+_DEFAULT_WIDTH: Final = 320
 _HEAD: Final = "text.head."
-_PREFIXES: Final = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *PREFIXES)
 _SMALLEST: Final = 32
 _QUERY_PREFIX: Final = "Query: "
 _ALONE: Final = "Describe the image."
@@ -54,55 +57,53 @@ class ColQwen3(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "colqwen3"
-    revision = "colqwen3 1"
+    prefixes = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *Qwen3VLBody.prefixes)
     kind = OutputKind.TOKENS
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
-        text = config.body.text
+        self._answers = Section.read(path / CONFIG_FILE).string("model_type", among=(TOMORO, OPS)) == OPS
         # That of Ops is trained to be cut.
-        widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
-        super().__init__(path, config.body, options, dimensions=frozenset(widths))
-        self._prefixes = role_prompts(
-            self.declared, {Role.NONE: "", Role.PASSAGE: "", Role.QUERY: options.query_prefix}
-        )
-        if options.query_prefix != _QUERY_PREFIX:
-            self._prefixes[Role.QUERY] = options.query_prefix
+        widths = range(_SMALLEST, config.text.width) if self._answers else ()
+        super().__init__(path, config, options, dimensions=widths)
+        own = {Role.QUERY: options.query_prefix}
+        # An option that was chosen wins over what is declared.
+        chosen = own if options.query_prefix != _QUERY_PREFIX else {}
+        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}) | chosen
         self._end_tokens = options.query_end_tokens
-        self._answers = config.model_type == OPS
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
             user = self.user(content, param=param)
-            if not any(texts_of(content)):
+            if not content.text:
                 user.append(Fixed(_ALONE))
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()
             return [self.turn_start, *user, self.turn_end, *answer, self.end]
-        text = "".join(texts_of(content))
-        prefix = content.prompt_of(self._prefixes)
-        if content.role is Role.QUERY:
-            return [Run(prefix, text), *[self.end] * self._end_tokens]
-        return [Run(prefix, text)]
+        end_tokens = self._end_tokens if content.role is Role.QUERY else 0
+        return [Run(content.prompt_of(self.prompts), content.text), *[self.end] * end_tokens]
 
     @cached_property
     def stored_text(self) -> TextSpec:
         """The projection has a bias or none, as its files have it."""
         assert self.text.head is not None
-        stored = (
-            tensor.name for file in weight_files(self.path, lambda name: False) for tensor in file.tensors
-        )
-        if any(stored_name(name) == f"{_HEAD}bias" for name in stored):
+        if f"{_HEAD}bias" in map(self.stored_name, self.stored_names):
             return self.text
         return replace(self.text, head=replace(self.text.head, bias=False))
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return stored_tensors(self.path, replace(self.config, text=self.stored_text), stored_name)
+    def stored_name(self, name: str) -> str | None:
+        return super().stored_name(name.removeprefix("vlm."))
 
 
-def stored_name(name: str) -> str | None:
-    """The canonical name of a stored tensor, as ``part_name`` says."""
-    return part_name(name.removeprefix("vlm."), _PREFIXES)
+def read_config(directory: Path) -> ModelConfig:
+    """Read the configuration in ``directory``: Qwen3-VL's, with the projection as the head of its tower.
+
+    Tools call the projection's width by several names. Raises ``CheckpointError``.
+    """
+    config, body = Section.read(directory / CONFIG_FILE), read_body(directory, _ARCHITECTURES)
+    width = next((config.integer(key) for key in _WIDTHS if config.has(key)), _DEFAULT_WIDTH)
+    text = replace(body.text, pooling="none", head=HeadSpec(width=width, bias=True))
+    return replace(body, text=text)
 
 
 FAMILY: Family = OptionsFamily(

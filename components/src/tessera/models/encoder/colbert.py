@@ -30,7 +30,7 @@ from tessera.models.base import (
 from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import read_encoder
 from tessera.models.encoder.model import ColbertOptions, EncoderModel
-from tessera.models.prompts import Run, Segment, texts_of
+from tessera.models.prompts import Run, Segment
 from tessera.nn.spec import HeadSpec
 
 STANFORD_HEAD: Final = {"linear.": "head."}
@@ -159,7 +159,7 @@ class ColbertModel(EncoderModel):
         # Prompts of other names may repeat the marker.
         prompt = side.prompt if content.prompt is None else content.prompt.removeprefix(side.name)
         marker = [] if side.marker is None else [side.marker]
-        return [self._first, *marker, Run(prompt, "".join(texts_of(content))), self._last]
+        return [self._first, *marker, Run(prompt, content.text), self._last]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """Tokenise an input of texts, cut at the end to its side's length, and expand a query."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,21 +12,17 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.declared import Declared, read_declared
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
-from tessera.checkpoint.weights import stored_tensors
-from tessera.errors import CheckpointError, ConfigError
-from tessera.models.base import Content, ImagePlan, Int32Array, Role
+from tessera.checkpoint.tokenizer import token_name
+from tessera.errors import CheckpointError
+from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.body import Body, body_of
 from tessera.models.encoder.config import Names, read_encoder
-from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.stages import StageModule
-from tessera.models.tower import TowerModel
+from tessera.models.marks import Marks
+from tessera.models.options import MaxTokens
+from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
-
-MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +67,10 @@ class EncoderModel(TowerModel):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
-        skipped = skipped_prompts(declared, self._prompts)
+        self.prompts = role_prompts(
+            declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
+        )
+        skipped = skipped_prompts(declared, self.prompts)
         text = read_encoder(config, body_of(config), pooling=_POOLINGS[options.pooling])
         text = replace(text, skips=bool(skipped))
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
@@ -99,26 +98,18 @@ class EncoderModel(TowerModel):
         *,
         max_tokens: int,
     ) -> None:
-        path, lower_case = config.path.parent, declared.lower_case
+        path = config.path.parent
         self._body: Body = body_of(config)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size, lower_case=lower_case)
         self._types = text.types
         most = min(max_tokens, text.positions - self.unused_positions(config))
-        none: frozenset[int] = frozenset()
-        TowerModel.__init__(
-            self, path, text, tokenizer, options, max_tokens=most, dimensions=none, declared=declared
-        )
-        self._first = tokenizer.id_of(token_name(path, "cls_token", self._body.first))
-        self._last = tokenizer.id_of(token_name(path, "sep_token", self._body.last))
+        TowerModel.__init__(self, path, text, options, max_tokens=most, declared=declared)
+        self._first = self._tokenizer.id_of(token_name(path, "cls_token", self._body.first))
+        self._last = self._tokenizer.id_of(token_name(path, "sep_token", self._body.last))
+        self.marks = Marks((self._first,), (self._last,))
 
     def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has."""
         return 0
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The role's prompt and the texts, joined as they are, between the two tokens."""
-        prompt = content.prompt_of(self._prompts)
-        return [self._first, Run(prompt, "".join(texts_of(content))), self._last]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         """int32 ``[2, tokens]``: the row of each token among the positions, and its type.
@@ -144,20 +135,9 @@ class EncoderModel(TowerModel):
         """What the files call the modules of the head, if there is one, and what they are called here."""
         return {}
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor that is used; raises ``CheckpointError``."""
-        names = Names(self.text.layers, self._body, self.head_names)
-        return stored_tensors(self.path, self.text.shapes("text."), names)
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self.text.layers, self._body, self.head_names)
 
-    def load_stage(
-        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
-    ) -> StageModule:
-        """Raises ``ConfigError``: nothing is compiled of learned positions and token types."""
-        raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
-
-
-def prompts_of(declared: Declared, *, query: str, document: str) -> dict[Role, str]:
-    """Return the prompt of each role: the given one unless it is empty, else the declared one."""
-    given = {Role.QUERY: query, Role.PASSAGE: document}
-    prompts = role_prompts(declared, dict.fromkeys(Role, ""))
-    return prompts | {role: prompt for role, prompt in given.items() if prompt}
+    def stored_name(self, name: str) -> str | None:
+        return self._names(name)

@@ -24,7 +24,6 @@ from tessera.models.prompts import (
     refuse_unless_truncating,
     shorten,
     side_text,
-    texts_of,
 )
 from tessera.nn.spec import HeadSpec
 
@@ -61,7 +60,7 @@ class CrossEncoder(EncoderModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts between the two tokens: what has no query."""
-        return [self._first, Run("", "".join(texts_of(content))), self._last]
+        return self.between_marks(Run("", content.text))
 
     def types(self, tokens: Int32Array) -> Int32Array:
         """int32 ``[tokens]``: 1 behind the query's last token, where sides have types."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, get_args
 
 from tessera.checkpoint.section import Section
-from tessera.models.decoder import read_layer, read_rope, refuse_flags
+from tessera.models.decoder import check_architecture, read_layer, read_rope, refuse_flags
 from tessera.nn.spec import Activation, HeadSpec, Pooling, TextSpec
 
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
@@ -28,10 +28,7 @@ def read_backbone(
 
     Raises ``CheckpointError`` for what no such backbone has: another architecture, biases.
     """
-    names = section.values.get("architectures") or [architectures[0]]
-    if names not in [[name] for name in architectures]:
-        allowed = " or ".join(str([name]) for name in architectures)
-        raise section.error("architectures", f"must be {allowed}, not {names!r}")
+    check_architecture(section, architectures)
     refuse_flags(section, "attention_bias", "mlp_bias", why="; biases in the backbone are not supported")
     layer = read_layer(section, activations=ACTIVATIONS)
     return TextSpec(

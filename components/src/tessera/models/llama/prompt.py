@@ -1,4 +1,4 @@
-"""How the prompts of these families begin: BOS, then the role's prefix."""
+"""The prompts of Nemotron's families: how they begin, and pairs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final
 from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
-from tessera.models.base import Role
+from tessera.models.base import Content, Role
 from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.pairs import PairTower
+from tessera.models.prompts import refuse_instruction
 
 _BOS: Final = "<|begin_of_text|>"
 
@@ -31,3 +33,15 @@ def read_prefixes(*sections: Section, declared: Declared) -> Mapping[Role, str]:
 def bos_of(tokenizer: PlainTokenizer) -> int:
     """The id of the token that ``tokenizer_config.json`` names as the first; raises ``CheckpointError``."""
     return tokenizer.id_of(token_name(tokenizer.path.parent, "bos_token", _BOS))
+
+
+class LlamaPairs(PairTower):
+    """Base of Nemotron's rerankers: ``question:{query}``, two line breaks, ``passage:{document}``."""
+
+    between = " \n \n passage"
+    # One token may hold the colon and what follows it.
+    before_document = ":"
+
+    def before_query(self, query: Content, param: str) -> str:
+        refuse_instruction(query, param=param)
+        return "question:"

@@ -1,15 +1,15 @@
-"""A checkpoint of Llama Nemotron Embed as the rest of Tessera sees it; opening needs no torch."""
+"""Checkpoints of Llama Nemotron Embed and Rerank as the rest of Tessera sees them; opening needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.models.base import Content, Family, OutputKind
+from tessera.models.base import Content, Family, ImagePlan, OutputKind
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
     EMBEDDING,
@@ -19,9 +19,10 @@ from tessera.models.llama.config import (
     read_dimensions,
     read_score_head,
 )
-from tessera.models.llama.prompt import bos_of, read_prefixes
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, text_segments
+from tessera.models.llama.prompt import LlamaPairs, bos_of, read_prefixes
+from tessera.models.marks import Marks
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.prompts import Run, Segment
 from tessera.models.tower import TowerModel
 from tessera.nn.spec import TextSpec
 
@@ -33,35 +34,27 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``pooling`` is that of a ``config.json`` that names none; ``max_tokens`` bounds one input, or pair."""
 
     pooling: Literal["avg", "last", "cls"] = "avg"
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 8_192
+    max_tokens: MaxTokens = 8_192
 
 
 class LlamaNemotronEmbed(TowerModel):
-    """Implements ``tessera.models.base.Model``."""
+    """Implements ``tessera.models.base.Model``; a prompt is BOS, the role's prefix and the texts."""
 
     family = "llama_nemotron_embed"
-    revision = "llama_nemotron_embed 1"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config, options, self.kind)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         super().__init__(
             path,
             text,
-            tokenizer,
             options,
             max_tokens=min(options.max_tokens, max_positions(config)),
             dimensions=_dimensions(config, text, self.kind),
         )
-        self._prefixes = read_prefixes(config, declared=self.declared)
-        self._bos = bos_of(tokenizer)
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """BOS, the role's prefix and the texts, joined as they are."""
-        prefix = content.prompt_of(self._prefixes)
-        return text_segments(self._bos, prefix, content)
+        self.prompts = read_prefixes(config, declared=self.declared)
+        self.marks = Marks((bos_of(self._tokenizer),))
 
 
 def read_config(config: Section, options: Options, kind: OutputKind = OutputKind.VECTOR) -> TextSpec:
@@ -79,6 +72,19 @@ def _dimensions(config: Section, text: TextSpec, kind: OutputKind) -> frozenset[
     return read_dimensions(config, text.layer.hidden, default=_TRAINED)
 
 
+class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
+    """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
+
+    family = "llama_nemotron_rerank"
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """BOS and the texts as they are: a prompt that the client made."""
+        return self.between_marks(Run("", content.text))
+
+    def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
+        return [*self.marks.before], ""
+
+
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronEmbed.family,
     model_types=("llama_bidirec",),
@@ -86,4 +92,13 @@ FAMILY: Family = OptionsFamily(
     options=Options,
     opened=LlamaNemotronEmbed,
     architectures=(EMBEDDING,),
+)
+
+RERANK: Family = OptionsFamily(
+    name=LlamaNemotronRerank.family,
+    model_types=("llama_bidirec",),
+    hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
+    options=Options,
+    opened=LlamaNemotronRerank,
+    architectures=(SCORING,),
 )

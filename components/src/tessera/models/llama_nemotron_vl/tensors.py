@@ -1,4 +1,4 @@
-"""The tensors a checkpoint of this family has: their names, all spellings of them, and their shapes.
+"""The tensors that a checkpoint of this family has, by canonical name, and their shapes.
 
 Each tensor has one canonical name here, made of its part and its name inside the part:
 ``vision.post_layernorm.weight``, ``projector.0.weight``, ``text.layers.0.mlp.up_proj.weight``. Files
@@ -7,29 +7,9 @@ spell the parts' prefixes in several ways, depending on which tool wrote them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
-from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, VisionConfig
-from tessera.models.stored_names import part_name
 from tessera.nn.spec import TextSpec, linear_shapes, norm_shapes
-
-# longest first, because the shorter ones are beginnings or endings of the longer
-_PREFIXES = (
-    ("vision_model.vision_model.", "vision."),
-    ("vision_model.", "vision."),
-    ("mlp1.", "projector."),
-    ("language_model.model.", "text."),
-    ("language_model.", "text."),
-    ("score.", "text.head."),
-)
-
-
-def canonical(name: str) -> str | None:
-    """The canonical name of a stored tensor, as ``part_name`` says."""
-    return part_name(name, _PREFIXES)
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -39,11 +19,6 @@ def expected(config: ModelConfig) -> Shapes:
         | projector_shapes(config.projector, config.vision, config.text)
         | config.text.shapes("text.")
     )
-
-
-def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
-    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``."""
-    return find_tensors(directory, expected(config), canonical)
 
 
 def used_for_vision(config: ModelConfig) -> Shapes:
@@ -56,7 +31,7 @@ def used_for_vision(config: ModelConfig) -> Shapes:
 
 def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Shapes:
     """The encoder's tensors by canonical name, its first ``layers`` layers."""
-    hidden, wide = config.hidden, config.intermediate
+    hidden, wide = config.layer.hidden, config.layer.intermediate
     shapes: Shapes = {
         "embeddings.patch_embedding.weight": (hidden, config.channels, config.patch_size, config.patch_size),
         "embeddings.patch_embedding.bias": (hidden,),
@@ -77,6 +52,6 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
 
 def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextSpec) -> Shapes:
     """The projector's tensors by canonical name."""
-    features, hidden = vision.hidden * config.factor**2, text.layer.hidden
+    features, hidden = vision.layer.hidden * config.factor**2, text.layer.hidden
     first, second = ("projector.1", features, hidden), ("projector.3", hidden, hidden)
     return norm_shapes("projector.0", features) | linear_shapes(*first) | linear_shapes(*second)

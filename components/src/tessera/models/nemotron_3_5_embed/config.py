@@ -12,9 +12,11 @@ from typing import Final
 from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.weights import Shapes
-from tessera.models.decoder import max_positions, rope_section, rope_type
+from tessera.models.decoder import check_architecture, max_positions, rope_section, rope_type
 from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
 from tessera.models.nemotron_3_5_embed.images import Limits
+from tessera.models.patches import PatchedVision
+from tessera.models.two_towers.config import check_channels
 from tessera.models.two_towers.images import (
     CLIP_MEAN,
     CLIP_STD,
@@ -29,23 +31,14 @@ SETTINGS_FILE: Final = "processor_config.json"
 MARKS: Final = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 """The token of a vision row, that behind each row of an image but the last, and that behind the last."""
 
-_CHANNELS: Final = 3
 _EPS: Final = 1e-5  # of Pixtral's norms, which no file says
 _ACTIVATIONS: Final = ("gelu", "silu", "gelu_pytorch_tanh", "quick_gelu", "relu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionConfig:
-    """Pixtral's transformer and the projector behind it.
+class VisionConfig(PatchedVision):
+    """Pixtral's transformer and the projector behind it."""
 
-    ``merge`` by ``merge`` neighbouring patches of ``patch_size`` pixels along each edge become one row.
-    """
-
-    layers: int
-    layer: LayerSpec
-    patch_size: int
-    merge: int
-    theta: float
     width: int
     """Of a row, the backbone's."""
     activation: str
@@ -54,7 +47,6 @@ class VisionConfig:
     """In the projector's two products behind the merge."""
     norm_eps: float
     """Of the projector's norm."""
-    channels: int = _CHANNELS
 
     def shapes(self) -> Shapes:
         """The tower's tensors by canonical name, as files hold them."""
@@ -107,9 +99,7 @@ def read_config(directory: Path, declared: Declared, *, pooling: str, longest_ed
     ``pooling`` is for a checkpoint that declares none, and a ``longest_edge`` of 0 is the processor's.
     """
     config = Section.read(directory / CONFIG_FILE)
-    named = config.values.get("architectures") or [ARCHITECTURES[0]]
-    if named not in [[name] for name in ARCHITECTURES]:
-        raise config.error("architectures", f"must be one of {[[name] for name in ARCHITECTURES]}")
+    check_architecture(config, ARCHITECTURES)
     section = with_defaults(config.section("text_config"))
     section.string("model_type", "ministral3", among=("ministral3",))
     text = read_text(section, pooling=read_pooling(config, declared, pooling))
@@ -127,9 +117,7 @@ def read_config(directory: Path, declared: Declared, *, pooling: str, longest_ed
         max_positions=max_positions(section),
         vision=vision,
         processing=read_processing(processor, resample=3, mean=CLIP_MEAN, std=CLIP_STD),
-        limits=Limits(
-            edge=vision.patch_size * vision.merge, longest=longest_edge or _longest_edge(processor)
-        ),
+        limits=Limits(edge=vision.edge, longest=longest_edge or _longest_edge(processor)),
         marks=(image, end, last),
         image_token=config.integer(
             "image_token_index", config.integer("image_token_id", 10, at_least=0), at_least=0
@@ -152,8 +140,7 @@ def _longest_edge(processor: Section) -> int:
 def _vision(config: Section, text: TextSpec, *, norm_eps: float) -> VisionConfig:
     section = config.section("vision_config")
     section.string("model_type", "pixtral", among=("pixtral",))
-    if section.integer("num_channels", _CHANNELS) != _CHANNELS:
-        raise section.error("num_channels", f"must be {_CHANNELS}")
+    check_channels(section)
     hidden, heads = section.integer("hidden_size", 1024), section.integer("num_attention_heads", 16)
     if hidden % (4 * heads):
         raise section.error(

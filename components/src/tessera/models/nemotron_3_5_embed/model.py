@@ -6,52 +6,38 @@ In it a placeholder of the template stands for an image: its vision rows, with a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-import numpy as np
 
 from tessera.checkpoint.declared import read_declared
-from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.checkpoint.weights import stored_tensors
-from tessera.dtypes import FLOATS
+from tessera.checkpoint.weights import Shapes
 from tessera.errors import CheckpointError
 from tessera.image_plan import ImagePlan
-from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
-    Empty,
     Family,
     Int32Array,
-    Pixels,
     Prompt,
     Role,
     Truncate,
-    VisionModule,
     VisionSpec,
 )
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.nemotron_3_5_embed.config import ARCHITECTURES, SETTINGS_FILE, read_config
-from tessera.models.nemotron_3_5_embed.images import laid_out, with_marks
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, texts_of
-from tessera.models.qwen3_vl_embedding.patches import check_grid, cut, places
-from tessera.models.stored_names import part_name
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.nemotron_3_5_embed.images import laid_out
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.patches import PatchedImages
+from tessera.models.prompts import Segment
 from tessera.models.two_towers.images import PROCESSOR_FILE
 
-_PREFIXES: Final = (
-    ("vision_tower.", "vision."),
-    ("multi_modal_projector.", "vision.projector."),
-    ("language_model.model.", "text."),
-    ("language_model.", "text."),
-)
+if TYPE_CHECKING:
+    from tessera.nn.vision import VisionTower
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,15 +50,20 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document_prompt: str = ""
     pooling: Literal["declared", "avg", "last", "cls"] = "declared"
     longest_edge: Annotated[int, msgspec.Meta(ge=0, le=4_096)] = 0
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
+    max_tokens: MaxTokens = 32_768
 
 
-class Nemotron35Embed(TowerModel):
+class Nemotron35Embed(PatchedImages):
     """Implements ``tessera.models.base.Model``."""
 
     family = "nemotron_3_5_embed"
-    revision = "nemotron_3_5_embed 1"
-    files = (*TowerModel.files, PROCESSOR_FILE, SETTINGS_FILE, *CHAT_FILES)
+    files = (*PatchedImages.files, PROCESSOR_FILE, SETTINGS_FILE, *CHAT_FILES)
+    prefixes = (
+        ("vision_tower.", "vision."),
+        ("multi_modal_projector.", "vision.projector."),
+        ("language_model.model.", "text."),
+        ("language_model.", "text."),
+    )
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration, tokenizer and chat template; the weights are not looked at.
@@ -81,114 +72,88 @@ class Nemotron35Embed(TowerModel):
         """
         declared = read_declared(path)
         config = read_config(path, declared, pooling=options.pooling, longest_edge=options.longest_edge)
-        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
         super().__init__(
             path,
             config.text,
-            tokenizer,
             options,
             max_tokens=min(options.max_tokens, config.max_positions),
-            dimensions=frozenset(range(1, config.text.layer.hidden)),
+            dimensions=range(1, config.text.layer.hidden),
             declared=declared,
         )
-        self.config = config
-        image, row_end, image_end = (tokenizer.id_of(mark) for mark in config.marks)
+        self.config, self.patched = config, config.vision
+        self.resample = config.processing.resample
+        image, row_end, image_end = map(self._tokenizer.id_of, config.marks)
         if image != config.image_token:
             raise CheckpointError(
-                f"{tokenizer.path}: {config.marks[0]} has id {image},"
+                f"{self._tokenizer.path}: {config.marks[0]} has id {image},"
                 f" but config.json says {config.image_token}"
             )
         self.placeholder = image
-        self._marks = image, row_end, image_end
-        self._chat = Chat(path, tokenizer, placeholder=image, generation=False)
-        self._prompts = role_prompts(
-            self.declared, {Role.NONE: "", Role.QUERY: "query:", Role.PASSAGE: "passage:"}
+        self.normalisation = config.processing.mean, config.processing.std
+        self._image_marks = image, row_end, image_end
+        self._chat = Chat(path, self._tokenizer, placeholder=image, generation=False)
+        self.prompts = role_prompts(
+            self.declared,
+            {Role.NONE: "", Role.QUERY: "query:", Role.PASSAGE: "passage:"},
+            query=options.query_prompt,
+            document=options.document_prompt,
         )
-        given = {Role.QUERY: options.query_prompt, Role.PASSAGE: options.document_prompt}
-        self._prompts |= {role: prompt for role, prompt in given.items() if prompt}
-        check_prompts(self.declared, self._prompts)
+        check_prompts(self.declared, self.prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The turn of the images and the texts, which are joined as they are in place of the first."""
         parts: list[str | ImagePlan] = []
-        text = "".join(texts_of(content))
+        text = content.text
         for part in content.parts:
             if isinstance(part, ImagePlan):
                 parts.append(part)
             elif text:
                 parts.append(text)
                 text = ""
-        prompt = content.prompt_of(self._prompts)
+        prompt = content.prompt_of(self.prompts)
         return self._chat.segments(prompt, parts, lambda image: self._image(image, param), param=param)
 
     def _image(self, image: ImagePlan, param: str) -> Sequence[Segment]:
-        check_grid(image, merge=self.config.vision.merge, param=param)
-        return (with_marks(image, self.config.vision.merge),)
+        self.patched.check(image, param)
+        rows, columns = self.patched.sides(image)
+        # Marks among its rows count as rows.
+        return (replace(image, rows=rows * (columns + 1)),)
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """Marks stand among an image's placeholders; they count as tokens of the prompt, not of the image."""
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         if not content.images or any(isinstance(part, tuple) for part in content.parts):
             return made
-        tokens = laid_out(made.tokens, content.images, self.config.vision.merge, self._marks)
+        tokens = laid_out(made.tokens, map(self.patched.sides, content.images), self._image_marks)
         rows = sum(image.rows for image in content.images)
         return replace(made, tokens=tokens, image_tokens=rows)
 
     @cached_property
     def vision(self) -> VisionSpec:
-        vision, side = self.config.vision, self.config.limits.most_sides * self.config.limits.edge
-        return VisionSpec(
-            row_width=vision.width,
-            unit_shape=(vision.channels, vision.patch_size, vision.patch_size),
-            largest=self._plan(side, side),
-        )
+        side = self.config.limits.most_sides * self.patched.edge
+        return self.patched.spec(self.config.vision.width, side, side)
 
-    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
-        return self._plan(*self.config.limits.resized(width, height))
-
-    def _plan(self, width: int, height: int) -> ImagePlan:
-        patch, merge = self.config.vision.patch_size, self.config.vision.merge
-        high, wide = height // patch, width // patch
-        return ImagePlan(units=high * wide, rows=high * wide // merge**2, grid=(1, high, wide))
+    def resized(self, width: int, height: int, param: str) -> tuple[int, int]:
+        return self.config.limits.resized(width, height)
 
     def unit_positions(self, image: ImagePlan) -> Int32Array:
         """int32 ``[2, units]``: row and column in patches."""
-        return places(image, merge=self.config.vision.merge)[:2]
+        return self.patched.places(image)[:2]
 
-    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
-        vision, size = self.config.vision, self.config.limits.resized(*picture.size)
-        patches = cut(
-            picture,
-            size,
-            patch=vision.patch_size,
-            merge=vision.merge,
-            resample=self.config.processing.resample,
-            empty=empty,
-        )
-        return Pixels(values=patches, plan=self._plan(*size))
+    def vision_tower(self) -> VisionTower:
+        from tessera.models.nemotron_3_5_embed.vision import PixtralVision
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Read the vision tower's tensors; raises ``CheckpointError``."""
-        from tessera.models.nemotron_3_5_embed.vision import load_vision
+        return PixtralVision(self.config.vision)
 
-        return load_vision(self.tensors(), self.config, dtype=dtype, device=device)
+    def vision_shapes(self) -> Shapes:
+        return self.config.vision.shapes()
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        shapes = self.config.vision.shapes() | self.text.shapes("text.")
-        return stored_tensors(self.path, shapes, lambda name: part_name(name, _PREFIXES))
-
-    def vision_nbytes(self, dtype: str) -> int:
-        return nbytes(self.config.vision.shapes(), dtype)
-
-    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+    def vision_activations(self, units: int) -> int:
         vision = self.config.vision
         hidden = vision.layer.hidden
-        # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
-        pixels = 2 * hidden + 3 * vision.channels * vision.patch_size**2
         # Rows behind and before each of the projector's products, beside those of the layers.
         projector = 3 * hidden + (hidden + 3 * vision.width) // vision.merge**2
-        elements = max(vision.layer.activations(), pixels, projector)
-        return units * elements * FLOATS[dtype].itemsize
+        return units * max(vision.layer.activations(), vision.pixel_elements, projector)
 
 
 FAMILY: Family = OptionsFamily(

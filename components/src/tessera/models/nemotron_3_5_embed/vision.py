@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from tessera.checkpoint.loading import fill, torch_dtype
-from tessera.checkpoint.safetensors import StoredTensor
-from tessera.models.nemotron_3_5_embed.config import NAMES, ModelConfig, VisionConfig
-from tessera.nn.forms.choice import form_for
-from tessera.nn.forms.plain import PLAIN, Form, Residual, activation_function, tensor
-from tessera.nn.layer import Linear, RmsNorm, Stack, use
-from tessera.nn.loading import SOURCES
+from tessera.models.nemotron_3_5_embed.config import NAMES, VisionConfig
+from tessera.nn.forms.plain import Form, Residual, activation_function, tensor
+from tessera.nn.layer import SOURCES, Linear, RmsNorm, Stack, use
 from tessera.nn.rotary import Rotary
-from tessera.nn.vision import PatchEmbedding
-
-_SOURCES: Final = {
-    **SOURCES,
-    "patches.projection": ("patch_conv",),
-    "layers": ("transformer.layers",),
-    **{name: (stored,) for name, stored in NAMES.items()},
-    "merging": ("patch_merger.merging_layer",),
-}
+from tessera.nn.vision import PatchEmbedding, VisionTower
 
 
 class Projector(nn.Module):
@@ -56,11 +43,19 @@ class Projector(nn.Module):
         return projected
 
 
-class VisionTower(nn.Module):
-    """Implements ``tessera.models.base.VisionModule``: ``[rows, width]``.
+class PixtralVision(VisionTower):
+    """Makes ``[rows, width]``.
 
     Patches of an image stand in blocks of those that become one row; attention goes by their places.
     """
+
+    sources = {
+        **SOURCES,
+        "patches.projection": ("patch_conv",),
+        "layers": ("transformer.layers",),
+        **{name: (stored,) for name, stored in NAMES.items()},
+        "merging": ("patch_merger.merging_layer",),
+    }
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -76,23 +71,15 @@ class VisionTower(nn.Module):
         self.ln_pre = RmsNorm(layer.hidden, eps=layer.eps)
         self.layers = Stack(layer, config.layers)
         self.projector = Projector(config)
-        self.form: Form = PLAIN
         self.rotary: Rotary
 
-    def prepare(self, config: ModelConfig, device: torch.device) -> VisionTower:
-        """Choose the form of the operations; call it once, when the weights are in place."""
-        vision, processing = self.config, config.processing
-        self.patches.place_constants(processing.mean, processing.std, device)
-        self.rotary = Rotary.axial(vision.theta, vision.layer.head_dim, device, shared=True)
-        self.form = form_for(device, self.ln_pre.weight.dtype)
-        use(self.ln_pre, self.form)
-        self.projector.prepare(self.form)
-        self.layers.prepare(self.form, start=self.patches)
-        return self.eval()
-
-    def quantise(self, *, keep: int) -> None:
-        """Hold the layers' products in FP8, but for ``keep`` layers at each end and the projector."""
-        self.layers.quantise(keep=keep)
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        self.form = form
+        self.patches.place_constants(mean, std, device)
+        self.rotary = Rotary.axial(self.config.theta, self.config.layer.head_dim, device, shared=True)
+        use(self.ln_pre, form)
+        self.projector.prepare(form)
+        self.layers.prepare(form, start=self.patches)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]
@@ -103,14 +90,3 @@ class VisionTower(nn.Module):
         self.layers(stream, self.form.packed(cu_units, units), self.rotary(positions))
         rows: torch.Tensor = self.projector(self.layers.output(stream, self.config.layers - 1))
         return rows
-
-
-def load_vision(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, *, dtype: str, device: str
-) -> VisionTower:
-    """The vision tower on ``device``; raises ``CheckpointError``."""
-    at, kind = torch.device(device), torch_dtype(dtype)
-    with torch.device("meta"):
-        tower = VisionTower(config.vision)
-    fill(tower, tensors, part="vision.", sources=_SOURCES, dtype=kind, device=at)
-    return tower.prepare(config, at)

@@ -6,21 +6,19 @@ An input is the role's prompt and the text, between the marks that the checkpoin
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.models.base import Content, Family
+from tessera.models.base import Family
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import read_dimensions
 from tessera.models.llama.prompt import read_prefixes
 from tessera.models.marks import marks_of
 from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Run, Segment, texts_of
+from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.tower import TowerModel
 
 _ARCHITECTURE: Final = "Ministral3Model"
@@ -30,37 +28,29 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``pooling`` is for a checkpoint that declares none; ``max_tokens`` bounds one input."""
 
     pooling: Literal["declared", "avg", "last", "cls"] = "declared"
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
+    max_tokens: MaxTokens = 32_768
 
 
 class Nemotron3Embed(TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "nemotron_3_embed"
-    revision = "nemotron_3_embed 1"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = with_defaults(Section.read(path / CONFIG_FILE))
         declared = read_declared(path)
         text = read_text(config, pooling=read_pooling(config, declared, options.pooling))
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         super().__init__(
             path,
             text,
-            tokenizer,
             options,
             max_tokens=min(options.max_tokens, max_positions(config)),
             dimensions=read_dimensions(config, text.layer.hidden, default=range(1, text.layer.hidden)),
             declared=declared,
         )
-        self._prefixes = read_prefixes(config, declared=self.declared)
-        self._marks = marks_of(tokenizer)
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        """The role's prompt and the texts, joined as they are, between the tokenizer's marks."""
-        run = Run(content.prompt_of(self._prefixes), "".join(texts_of(content)))
-        return [*self._marks.before, run, *self._marks.behind]
+        self.prompts = read_prefixes(config, declared=self.declared)
+        self.marks = marks_of(self._tokenizer)
 
 
 FAMILY: Family = OptionsFamily(

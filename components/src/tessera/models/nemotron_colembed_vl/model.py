@@ -9,24 +9,22 @@ vector, those of the template included. Prompts are turns of the checkpoint's ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment, texts_of
+from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
-from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
+from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
-from tessera.models.qwen3_vl_embedding.tensors import canonical, stored_tensors
+from tessera.models.two_towers.images import PROCESSOR_FILE
 
 _ARCHITECTURE: Final = "Qwen3VLNemotronEmbedModel"
 SETTINGS_FILE: Final = "processor_config.json"
@@ -45,14 +43,13 @@ class NemotronColEmbedVL(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "nemotron_colembed_vl"
-    revision = "nemotron_colembed_vl 1"
     files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
     kind = OutputKind.TOKENS
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration, tokenizer and chat template, as ``Qwen3VLBody`` does."""
         config = read_config(path)
-        super().__init__(path, config, read_limits(path, config, options), dimensions=frozenset())
+        super().__init__(path, config, read_limits(path, config, options))
         assert self.placeholder is not None
         self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
         settings = Section.read(path / SETTINGS_FILE, optional=True)
@@ -60,7 +57,7 @@ class NemotronColEmbedVL(Qwen3VLBody):
         query, passage = (
             _spaced(settings.string(f"{role}_prefix", f"{role}:")) for role in ("query", "passage")
         )
-        self._prefixes = role_prompts(
+        self.prompts = role_prompts(
             self.declared, {Role.NONE: "", Role.QUERY: f"Query: {query}", Role.PASSAGE: passage}
         )
 
@@ -68,9 +65,9 @@ class NemotronColEmbedVL(Qwen3VLBody):
         """A user's turn of the images, then the text behind its prefix, and the beginning of an answer."""
         return self._chat.segments(
             "",
-            [*content.images, "".join(texts_of(content))],
+            [*content.images, content.text],
             lambda image: self._placeholders(image, param),
-            prefix=content.prompt_of(self._prefixes),
+            prefix=content.prompt_of(self.prompts),
             param=param,
         )
 
@@ -84,14 +81,10 @@ class NemotronColEmbedVL(Qwen3VLBody):
         """An image without the marks around it, which the template writes."""
         return self.marked([image], param)[1:-1]
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return stored_tensors(self.path, self.config, _stored_name)
-
-
-def _stored_name(name: str) -> str | None:
-    """The canonical name of a stored tensor; the final norm is there, and has no part."""
-    found = canonical(name)
-    return None if found == "text.norm.weight" else found
+    def stored_name(self, name: str) -> str | None:
+        """The final norm is there, and has no part."""
+        found = super().stored_name(name)
+        return None if found == "text.norm.weight" else found
 
 
 def _spaced(prefix: str) -> str:
@@ -124,7 +117,7 @@ def read_config(directory: Path) -> ModelConfig:
 
     Raises ``CheckpointError``.
     """
-    config = read_body(directory, ([_ARCHITECTURE],))
+    config = read_body(directory, (_ARCHITECTURE,))
     section = Section.read(directory / CONFIG_FILE)
     section.string("pooling", "colbert", among=("colbert",))
     text = config.text

@@ -1,4 +1,4 @@
-"""The decoder that all Qwen3 checkpoints have, as ``config.json`` describes it; torch-free."""
+"""The decoder of Qwen3 checkpoints, as ``config.json`` describes it, and their control tokens; torch-free."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ THETA: Final = 1_000_000.0
 
 DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 """What a query is for that says nothing else."""
+
+END_OF_TEXT: Final = "<|endoftext|>"
+"""The last token of every input, whose state is the vector.
+
+The released tokenizers append it in a post-processor, and tools that skip that step get worse vectors; here
+it is part of the prompt, whatever the file says.
+"""
+
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"
+VISION_START: Final = "<|vision_start|>"
+VISION_END: Final = "<|vision_end|>"
+IMAGE: Final = "<|image_pad|>"
 
 
 def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.weights import Shapes, stored_tensors
+from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models.base import Content, ImagePlan
 from tessera.models.declared import score_activation
+from tessera.models.decoder import check_architecture
 from tessera.models.pairs import PairTower
-from tessera.models.prompts import Fixed, Run, Segment, texts_of
-from tessera.models.qwen3.tokenizer import TURN_END, TURN_START
+from tessera.models.prompts import Fixed, Run, Segment
+from tessera.models.qwen3.config import TURN_END, TURN_START
 from tessera.nn.spec import HeadSpec, TextSpec
 
 _HEAD: Final = "text.head."
@@ -77,15 +78,13 @@ class Qwen3Pairs(PairTower):
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts in the prompt's turns: a pair that the client wrote itself."""
         before, _ = self.before_pair(())
-        return [*before, Run("", "".join(texts_of(content))), *self.behind_pair()]
+        return [*before, Run("", content.text), *self.behind_pair()]
 
-    def score_tensors(self, shapes: Shapes, names: Callable[[str], str | None]) -> Mapping[str, StoredTensor]:
-        """As ``TowerModel.tensors``; the head is two rows of what makes logits, or the classifier's one.
-
-        ``names`` makes the canonical name of a stored one.
-        """
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """As ``TowerModel.tensors``; the head is two rows of what makes logits, or the classifier's one."""
         if self._classifies:
-            return stored_tensors(self.path, shapes, names)
+            return super().tensors()
+        shapes, names = self.stored_shapes(), self.stored_name
         body = {name: shape for name, shape in shapes.items() if not name.startswith(_HEAD)}
         logits = {_LOGITS: shapes[_EMBEDDINGS]}
         try:
@@ -120,7 +119,5 @@ def with_head(text: TextSpec, config: Section, *, decoder: str, classifier: str)
 
     Raises ``CheckpointError`` for another architecture.
     """
-    named = config.values.get("architectures") or [decoder]
-    if named not in ([decoder], [classifier]):
-        raise config.error("architectures", f"must be [{decoder!r}] or [{classifier!r}]")
-    return replace(text, head=HeadSpec(width=1, contrast=named == [decoder]))
+    named = check_architecture(config, (decoder, classifier))
+    return replace(text, head=HeadSpec(width=1, contrast=named == decoder))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
 from tessera.models.declared import check_embeds, check_prompts, role_prompts
-from tessera.models.decoder import max_positions
-from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
-from tessera.models.qwen3.tokenizer import END_OF_TEXT
-from tessera.models.tower import TowerModel
+from tessera.models.decoder import check_architecture, max_positions
+from tessera.models.marks import Marks
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.prompts import Run, Segment
+from tessera.models.qwen3.config import DEFAULT_TASK, END_OF_TEXT, THETA, read_text
+from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import TextSpec
 
 _ARCHITECTURES: Final = ("Qwen3ForCausalLM", "Qwen3Model")
@@ -32,32 +31,29 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     query_instruction: str = DEFAULT_TASK
     task: Literal["auto", "embed"] = "auto"
-    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
+    max_tokens: MaxTokens = 32_768
 
 
 class Qwen3Embedding(TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "qwen3_embedding"
-    revision = "qwen3_embedding 1"
     takes_instructions = True
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         max_tokens = min(options.max_tokens, max_positions(config))
-        widths = frozenset(range(_SMALLEST, text.layer.hidden))
-        super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
+        widths = range(_SMALLEST, text.layer.hidden)
+        super().__init__(path, text, options, max_tokens=max_tokens, dimensions=widths)
         check_embeds(self.declared, options.task)
-        self._prompts = role_prompts(
-            self.declared, {Role.QUERY: template(options.query_instruction), Role.PASSAGE: "", Role.NONE: ""}
-        )
-        if options.query_instruction != DEFAULT_TASK:
-            self._prompts[Role.QUERY] = template(options.query_instruction)
-        check_prompts(self.declared, self._prompts)
-        self._end = tokenizer.id_of(END_OF_TEXT)
+        own = {Role.QUERY: template(options.query_instruction)}
+        # An option that was chosen wins over what is declared.
+        chosen = own if options.query_instruction != DEFAULT_TASK else {}
+        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}) | chosen
+        check_prompts(self.declared, self.prompts)
+        self.marks = Marks(behind=(self._tokenizer.id_of(END_OF_TEXT),))
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The instruction before a query, or the role's prompt; documents stand as they are."""
@@ -66,10 +62,9 @@ class Qwen3Embedding(TowerModel):
             raise InvalidInput(
                 f"{param} is a document with an instruction; queries alone take one", param=param
             )
-        prompt = content.prompt_of(self._prompts)
-        if task is not None:
-            prompt = template(task)
-        return [Run(prompt, "".join(texts_of(content))), self._end]
+        if task is None:
+            return super().segments(content, param=param)
+        return self.between_marks(Run(template(task), content.text))
 
 
 def template(task: str) -> str:
@@ -79,9 +74,7 @@ def template(task: str) -> str:
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
-    named = config.values.get("architectures") or [_ARCHITECTURES[0]]
-    if named not in [[name] for name in _ARCHITECTURES]:
-        raise config.error("architectures", f"must be one of {[[name] for name in _ARCHITECTURES]}")
+    check_architecture(config, _ARCHITECTURES)
     return read_text(config, theta=THETA, sections=False)
 
 

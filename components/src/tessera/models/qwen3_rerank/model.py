@@ -7,21 +7,17 @@ difference of theirs (``Qwen3ForSequenceClassification``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Family
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
 from tessera.models.qwen3.pairs import Qwen3Pairs, with_head
-from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
 
 _CLASSIFIER: Final = "Qwen3ForSequenceClassification"
@@ -44,7 +40,6 @@ class Qwen3Rerank(Qwen3Pairs):
     """Implements ``tessera.models.base.PairModel``."""
 
     family = "qwen3_rerank"
-    revision = "qwen3_rerank 1"
     behind_instruction = "\n<Query>: "
     between = "\n<Document>:"
     before_document = " "
@@ -54,13 +49,8 @@ class Qwen3Rerank(Qwen3Pairs):
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
-        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
-        max_tokens = min(options.max_tokens, max_positions(config))
-        super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=frozenset())
+        super().__init__(path, text, options, max_tokens=min(options.max_tokens, max_positions(config)))
         self.score_pairs(instruction=options.instruction)
-
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return self.score_tensors(self.text.shapes("text."), text_name)
 
 
 def read_config(config: Section) -> TextSpec:

@@ -12,35 +12,27 @@ from math import isqrt
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.section import CONFIG_FILE, Section, short
-from tessera.models.decoder import max_positions
+from tessera.checkpoint.section import CONFIG_FILE, Section
+from tessera.models.decoder import check_architecture, max_positions
+from tessera.models.patches import PatchedVision
 from tessera.models.qwen3.config import read_text
+from tessera.models.two_towers.images import HALF, PROCESSOR_FILE, read_channels
 from tessera.nn.spec import LayerSpec, TextSpec
 
-PROCESSOR_FILE: Final = "preprocessor_config.json"
-
-_ARCHITECTURES: Final = (["Qwen3VLForConditionalGeneration"], ["Qwen3VLModel"], ["Qwen3VLForEmbedding"])
+_ARCHITECTURES: Final = ("Qwen3VLForConditionalGeneration", "Qwen3VLModel", "Qwen3VLForEmbedding")
 _DEFAULT_THETA: Final = 5_000_000.0
-_CHANNELS: Final = 3
 _FRAMES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionConfig:
-    """The vision transformer and its mergers; a patch has ``patch_size`` pixels along each edge."""
+class VisionConfig(PatchedVision):
+    """The vision transformer and its mergers."""
 
-    layers: int
-    layer: LayerSpec
-    patch_size: int
-    merge: int
-    """``merge`` by ``merge`` neighbouring patches become one row."""
     out_hidden: int
     grid: int
     """Positions along each edge of the learned table."""
     deepstack: tuple[int, ...]
     """After which blocks, counted from 0, the further parts of a row are taken."""
-    theta: float = 10_000.0
-    channels: int = _CHANNELS
     frames: int = _FRAMES
 
     @property
@@ -61,11 +53,10 @@ class ModelConfig:
     vision_end: int
 
 
-def read_config(directory: Path, architectures: Sequence[Sequence[str]] = _ARCHITECTURES) -> ModelConfig:
+def read_config(directory: Path, architectures: Sequence[str] = _ARCHITECTURES) -> ModelConfig:
     """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
-    if (config.values.get("architectures") or architectures[0]) not in architectures:
-        raise config.error("architectures", f"must be one of {list(architectures)}")
+    check_architecture(config, architectures)
     vision = _vision(config.section("vision_config"))
     section = config.section("text_config")
     text = read_text(section, theta=_DEFAULT_THETA, sections=True, levels=len(vision.deepstack))
@@ -79,8 +70,8 @@ def read_config(directory: Path, architectures: Sequence[Sequence[str]] = _ARCHI
         text=text,
         max_positions=max_positions(section),
         vision=vision,
-        mean=_channels(processor, "image_mean"),
-        std=_channels(processor, "image_std"),
+        mean=read_channels(processor, "image_mean", HALF),
+        std=read_channels(processor, "image_std", HALF, positive=True),
         image_token=config.integer("image_token_id", 151655, at_least=0),
         vision_start=config.integer("vision_start_token_id", 151652, at_least=0),
         vision_end=config.integer("vision_end_token_id", 151653, at_least=0),
@@ -89,7 +80,7 @@ def read_config(directory: Path, architectures: Sequence[Sequence[str]] = _ARCHI
 
 def _vision(section: Section) -> VisionConfig:
     section.string("model_type", "qwen3_vl", among=("qwen3_vl", "qwen3_vl_vision"))
-    for key, value in (("in_channels", _CHANNELS), ("temporal_patch_size", _FRAMES)):
+    for key, value in (("in_channels", 3), ("temporal_patch_size", _FRAMES)):
         if section.integer(key, value) != value:
             raise section.error(key, f"must be {value}")
     hidden, heads, layers = (section.integer(key) for key in ("hidden_size", "num_heads", "depth"))
@@ -119,14 +110,3 @@ def _vision(section: Section) -> VisionConfig:
         grid=isqrt(positions),
         deepstack=blocks,
     )
-
-
-def _channels(processor: Section, key: str) -> tuple[float, float, float]:
-    values = processor.values.get(key) or [0.5, 0.5, 0.5]
-    if (
-        not isinstance(values, list)
-        or len(values) != 3
-        or not all(type(each) in (int, float) and abs(each) < 1e6 for each in values)
-    ):
-        raise processor.error(key, f"must be three numbers, not {short(values)}")
-    return (float(values[0]), float(values[1]), float(values[2]))

@@ -8,12 +8,13 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.models.base import Content, Family, Role
+from tessera.models.base import Content, Family
 from tessera.models.declared import check_embeds, check_prompts, role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import read_config
+from tessera.models.tower import NO_PROMPTS
 
 _SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
 
@@ -32,23 +33,21 @@ class Qwen3VLEmbedding(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``."""
 
     family = "qwen3_vl_embedding"
-    revision = "qwen3_vl_embedding 1"
     takes_instructions = True
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
-        widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
-        super().__init__(path, config, options, dimensions=widths)
+        super().__init__(path, config, options, dimensions=range(_SMALLEST, config.text.layer.hidden))
         check_embeds(self.declared, options.task)
         self._instruction = options.instruction
         # A prompt of this family is a system turn.
-        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
-        check_prompts(self.declared, self._prompts)
+        self.prompts = role_prompts(self.declared, NO_PROMPTS)
+        check_prompts(self.declared, self.prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
-        prompt = content.prompt_of(self._prompts)
+        prompt = content.prompt_of(self.prompts)
         if content.instruction is not None:
             prompt = content.instruction
         instruction = punctuated(prompt) or self._instruction

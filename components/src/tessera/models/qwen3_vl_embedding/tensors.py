@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: stored names, canonical names, shapes.
+"""The shapes of a checkpoint's tensors by canonical name.
 
 A canonical name is made of its part and its name inside the part: ``vision.blocks.0.norm1.weight``,
 ``text.norm.weight``.
@@ -6,38 +6,14 @@ A canonical name is made of its part and its name inside the part: ``vision.bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
-from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
-from tessera.models.stored_names import part_name
 from tessera.nn.spec import linear_shapes, norm_shapes
-
-PREFIXES = (("visual.", "vision."), ("language_model.", "text."))
-"""As ``part_name`` takes them."""
-
-
-def canonical(name: str) -> str | None:
-    """The canonical name of a stored tensor, as ``part_name`` says."""
-    return part_name(name, PREFIXES)
 
 
 def expected(config: ModelConfig) -> Shapes:
     """Every tensor that the checkpoint must have."""
     return vision_shapes(config.vision) | config.text.shapes("text.")
-
-
-def stored_tensors(
-    directory: Path, config: ModelConfig, names: Callable[[str], str | None] = canonical
-) -> dict[str, StoredTensor]:
-    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``.
-
-    ``names`` makes that name of a stored one.
-    """
-    return find_tensors(directory, expected(config), names)
 
 
 def vision_shapes(config: VisionConfig) -> Shapes:

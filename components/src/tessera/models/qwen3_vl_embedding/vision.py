@@ -7,21 +7,35 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
-from tessera.nn.forms.choice import form_for
-from tessera.nn.forms.plain import PLAIN, Residual
+from tessera.models.qwen3_vl_embedding.config import VisionConfig
+from tessera.nn.forms.plain import Form, Residual
 from tessera.nn.layer import Stack, use
 from tessera.nn.rotary import Rotary
 from tessera.nn.table import Table
-from tessera.nn.vision import Merger, PatchEmbedding
+from tessera.nn.vision import Merger, PatchEmbedding, VisionTower
 
 
-class VisionTower(nn.Module):
-    """Implements ``tessera.models.base.VisionModule``.
+class Qwen3VLVision(VisionTower):
+    """Makes ``[rows, (1 + levels) * out_hidden]``.
 
     A row is what the merger makes of the last block, and behind it what the DeepStack mergers make of
-    earlier ones: ``[rows, (1 + levels) * out_hidden]``.
+    earlier ones.
     """
+
+    sources = {
+        "projection": ("proj",),
+        "layers": ("blocks",),
+        "input_layernorm": ("norm1",),
+        "post_attention_layernorm": ("norm2",),
+        "self_attn": ("attn",),
+        "qkv_proj": ("qkv",),
+        "o_proj": ("proj",),
+        "up_proj": ("linear_fc1",),
+        "down_proj": ("linear_fc2",),
+        "deepstack": ("deepstack_merger_list",),
+        "linear_1": ("linear_fc1",),
+        "linear_2": ("linear_fc2",),
+    }
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -38,7 +52,6 @@ class VisionTower(nn.Module):
         self.layers = Stack(config.layer, config.layers)
         self.merger = self._merger(norm_joined=False)
         self.deepstack = nn.ModuleList(self._merger(norm_joined=True) for _ in config.deepstack)
-        self.form = PLAIN
         self.rotary: Rotary
 
     def _merger(self, *, norm_joined: bool) -> Merger:
@@ -52,21 +65,14 @@ class VisionTower(nn.Module):
             norm_joined=norm_joined,
         )
 
-    def prepare(self, config: ModelConfig, device: torch.device) -> VisionTower:
-        """Choose the form of the operations; call it once the weights are in place."""
-        vision = self.config
-        self.patch_embed.fold_frames(vision.frames)
-        self.patch_embed.place_constants(config.mean, config.std, device)
-        self.rotary = Rotary.axial(vision.theta, vision.layer.head_dim, device)
-        self.form = form_for(device, self.pos_embed.weight.dtype)
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        self.form = form
+        self.patch_embed.fold_frames(self.config.frames)
+        self.patch_embed.place_constants(mean, std, device)
+        self.rotary = Rotary.axial(self.config.theta, self.config.layer.head_dim, device)
         for block in (self.merger, self.deepstack):
-            use(block, self.form)
-        self.layers.prepare(self.form, start=self.patch_embed)
-        return self.eval()
-
-    def quantise(self, *, keep: int) -> None:
-        """Hold the blocks' products in FP8, but for ``keep`` blocks at each end and the mergers."""
-        self.layers.quantise(keep=keep)
+            use(block, form)
+        self.layers.prepare(form, start=self.patch_embed)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

@@ -6,14 +6,13 @@ the two logits in the model's type, here they are in float32: those of bfloat16 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Family, ImagePlan
 from tessera.models.options import OptionsFamily
@@ -22,12 +21,9 @@ from tessera.models.qwen3.pairs import Qwen3Pairs, with_head
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
-from tessera.models.qwen3_vl_embedding.tensors import PREFIXES, expected
-from tessera.models.stored_names import part_name
 
 _CLASSIFIER: Final = "Qwen3VLForSequenceClassification"
 _DECODER: Final = "Qwen3VLForConditionalGeneration"
-_PREFIXES: Final = (("score.", "text.head."), *PREFIXES)
 
 
 class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +42,7 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
     """Implements ``tessera.models.base.PairModel``; either side may have images."""
 
     family = "qwen3_vl_rerank"
-    revision = "qwen3_vl_rerank 1"
+    prefixes = (("score.", "text.head."), *Qwen3VLBody.prefixes)
     behind_instruction = "<Query>:"
     # One token may hold the signs and what follows them.
     between = "\n<Document"
@@ -54,19 +50,16 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
-        super().__init__(path, read_config(path), options, dimensions=frozenset())
+        super().__init__(path, read_config(path), options)
         self.score_pairs(instruction=options.instruction)
 
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
         return self.marked(images, param)
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return self.score_tensors(expected(self.config), lambda name: part_name(name, _PREFIXES))
-
 
 def read_config(directory: Path) -> ModelConfig:
     """Read the configuration in ``directory``, with the decoder's head; raises ``CheckpointError``."""
-    body = read_body(directory, ([_DECODER], [_CLASSIFIER]))
+    body = read_body(directory, (_DECODER, _CLASSIFIER))
     config = Section.read(directory / CONFIG_FILE)
     return replace(body, text=with_head(body.text, config, decoder=_DECODER, classifier=_CLASSIFIER))
 

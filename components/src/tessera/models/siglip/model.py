@@ -19,8 +19,8 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import Content, Family, Prompt, Truncate
+from tessera.models.marks import Marks
 from tessera.models.options import OptionsFamily
-from tessera.models.prompts import Segment
 from tessera.models.two_towers.config import (
     Defaults,
     VisionConfig,
@@ -40,7 +40,7 @@ from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 from tessera.nn.spec import EncoderSpec, HeadSpec
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 Texts = Literal["auto", "canonical", "lower", "as_is"]
 
@@ -85,12 +85,9 @@ class SiglipTexts(TwoTowers):
             steps.append(given)
         if steps:
             tokenizer.tokenizer.normalizer = normalizers.Sequence(steps)
-        self._last = tokenizer.id_of(token_name(path, "eos_token", "</s>"))
+        self.marks = Marks(behind=(tokenizer.id_of(token_name(path, "eos_token", "</s>")),))
         self._pad = tokenizer.id_of(token_name(path, "pad_token", "</s>"))
         return replace(tokenizer, words=None)
-
-    def segments(self, content: Content, *, param: str) -> list[Segment]:
-        return [self.run(content), self._last]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """As the base; texts and token ids are padded."""
@@ -107,7 +104,6 @@ class Siglip(TiledTowers, SiglipTexts):
     """Implements ``tessera.models.base.Model``."""
 
     family = "siglip"
-    revision = "siglip 1"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
@@ -118,7 +114,7 @@ class Siglip(TiledTowers, SiglipTexts):
         vision = read_vision(section, patch=patch, grid=size // patch)
         processing = read_processing(processor, resample=3, mean=HALF, std=HALF)
         tokenizer = self.read_tokenizer(path, text, options.texts)
-        super().__init__(path, text, vision, processing, tokenizer, options)
+        super().__init__(path, text, vision, processing, options, tokenizer=tokenizer)
         self.tiling = read_tiling(processor, size=size, patch=patch, crops=False)
 
     def vision_shapes(self) -> Shapes:
@@ -132,7 +128,7 @@ class Siglip(TiledTowers, SiglipTexts):
             **pool_shapes(vision.layer),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.siglip.vision import SiglipVision
 
         return SiglipVision(self.config)

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 import torch
 
 from tessera.models.two_towers.config import VisionConfig
-from tessera.nn.forms.choice import form_for
-from tessera.nn.layer import Stack, use
-from tessera.nn.vision import AttentionPool, TileEncoder, VisionVectors
+from tessera.nn.forms.plain import Form
+from tessera.nn.layer import SOURCES, use
+from tessera.nn.vision import AttentionPool, TileEncoder, VisionTower
 
 
-class SiglipVision(VisionVectors):
-    """Implements ``tessera.models.base.VisionModule``: ``[tiles, hidden]``."""
+class SiglipVision(VisionTower):
+    """Makes ``[tiles, hidden]``."""
+
+    # The encoder is a module of its own here alone, and has no name in files.
+    sources = {
+        **SOURCES,
+        "encoder.patches": ("patches",),
+        "encoder.positions": ("embed_positions",),
+        "encoder.layers": ("layers",),
+        "encoder.post_layernorm": ("norm",),
+    }
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -26,15 +35,9 @@ class SiglipVision(VisionVectors):
         )
         self.head = AttentionPool(config.layer)
 
-    @property
-    def stack(self) -> Stack:
-        return self.encoder.layers
-
-    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> SiglipVision:
-        self.form = form_for(device, self.encoder.positions.weight.dtype)
-        self.encoder.prepare(mean, std, device, self.form)
-        use(self.head, self.form)
-        return self.eval()
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
+        self.encoder.prepare(mean, std, device, form)
+        use(self.head, form)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

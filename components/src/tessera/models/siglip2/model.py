@@ -25,7 +25,7 @@ from tessera.models.two_towers.images import HALF, read_processing, read_process
 from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 
 if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
+    from tessera.nn.vision import VisionTower
 
 # Fewer are too few for the narrowest strip that there may be.
 _LEAST: Final = 16
@@ -45,7 +45,6 @@ class Siglip2(SiglipTexts):
     """Implements ``tessera.models.base.Model``."""
 
     family = "siglip2"
-    revision = "siglip2 1"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at.
@@ -64,7 +63,7 @@ class Siglip2(SiglipTexts):
         vision = read_vision(section, patch=patch, grid=isqrt(positions))
         processing = read_processing(processor, resample=2, mean=HALF, std=HALF)
         tokenizer = self.read_tokenizer(path, text, options.texts)
-        super().__init__(path, text, vision, processing, tokenizer, options)
+        super().__init__(path, text, vision, processing, options, tokenizer=tokenizer)
         self._most = options.max_num_patches or processor.integer("max_num_patches", 256, at_least=_LEAST)
         if self._most < _LEAST:
             raise ConfigError(f"model option max_num_patches {self._most} is below {_LEAST}")
@@ -111,7 +110,7 @@ class Siglip2(SiglipTexts):
             **pool_shapes(vision.layer),
         }
 
-    def vision_tower(self) -> VisionVectors:
+    def vision_tower(self) -> VisionTower:
         from tessera.models.siglip2.vision import Siglip2Vision
 
         return Siglip2Vision(self.config)

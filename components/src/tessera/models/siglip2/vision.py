@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from tessera.models.two_towers.config import VisionConfig
-from tessera.nn.forms.choice import form_for
+from tessera.nn.forms.plain import Form
 from tessera.nn.layer import LayerNorm, Stack, use
 from tessera.nn.sequences import Padded
 from tessera.nn.table import Table
-from tessera.nn.vision import AttentionPool, PatchEmbedding, VisionVectors
+from tessera.nn.vision import AttentionPool, PatchEmbedding, VisionTower
 
 
-class Siglip2Vision(VisionVectors):
-    """Implements ``tessera.models.base.VisionModule``: ``[images, hidden]``.
+class Siglip2Vision(VisionTower):
+    """Makes ``[images, hidden]``.
 
     An image is one unit, uint8 or normalised ``[patches, channels, patch, patch]`` with padding behind.
     """
@@ -34,20 +34,14 @@ class Siglip2Vision(VisionVectors):
         self.norm = LayerNorm(layer.hidden, eps=layer.eps)
         self.head = AttentionPool(layer)
 
-    @property
-    def stack(self) -> Stack:
-        return self.layers
-
-    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> Siglip2Vision:
+    def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
         # Files have a patch's pixels one after another, each with its channels.
         weight = self.patches.projection.weight
         by_channel = weight.view(len(weight), -1, self._channels).transpose(1, 2).flatten(1).contiguous()
         self.patches.projection.weight = nn.Parameter(by_channel, requires_grad=False)
         self.patches.place_constants(mean, std, device)
-        self.form = form_for(device, weight.dtype)
-        self.layers.prepare(self.form, start=self.patches, final=self.norm)
-        use(self.head, self.form)
-        return self.eval()
+        self.layers.prepare(form, start=self.patches, final=self.norm)
+        use(self.head, form)
 
     def forward(
         self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]

@@ -12,17 +12,17 @@ import msgspec
 
 from tessera.checkpoint.declared import Splade as DeclaredSplade
 from tessera.checkpoint.declared import read_declared
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.weights import stored_tensors, weight_files
+from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 from tessera.models.base import Family, Feature, Output, OutputKind
+from tessera.models.declared import role_prompts
 from tessera.models.encoder.body import body_of
-from tessera.models.encoder.config import Names, read_encoder
-from tessera.models.encoder.model import EncoderModel, MaxTokens, prompts_of
-from tessera.models.options import OptionsFamily
-from tessera.models.tower import nbytes
+from tessera.models.encoder.config import read_encoder
+from tessera.models.encoder.model import EncoderModel
+from tessera.models.options import MaxTokens, OptionsFamily
+from tessera.models.tower import NO_PROMPTS, nbytes
 from tessera.nn.spec import VocabularySpec
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Splade(EncoderModel):
     """Implements ``tessera.models.base.Model``; its default output is sparse."""
 
     family = "splade"
-    revision = "splade 1"
     kind = OutputKind.SPARSE
     # What comes before the head's product is not recorded.
     features = frozenset({Feature.FP8})
@@ -58,7 +57,9 @@ class Splade(EncoderModel):
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
-        self._prompts = prompts_of(declared, query=options.query_prompt, document=options.document_prompt)
+        self.prompts = role_prompts(
+            declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
+        )
         text = read_encoder(config, body_of(config), pooling="none")
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
         pooling = declared.splade or DeclaredSplade(file=path)
@@ -83,17 +84,11 @@ class Splade(EncoderModel):
     def output(self) -> Output:
         return Output(kind=self.kind, width=1, most=self._head.most, unit_length=False)
 
-    @cached_property
-    def _stored(self) -> frozenset[str]:
-        """The names of the tensors in the weight files; raises ``CheckpointError``."""
-        files = weight_files(self.path, lambda name: False)
-        return frozenset(tensor.name for file in files for tensor in file.tensors)
-
     @property
     def stored_head(self) -> VocabularySpec:
         """The head as the weight files have it: a stored decoder is used. Raises ``CheckpointError``."""
         assert self._body.vocabulary is not None
-        stored = f"{self._body.vocabulary[2]}weight" in self._stored
+        stored = f"{self._body.vocabulary[2]}weight" in self.stored_names
         return replace(self._head, tied=self._tied and not stored)
 
     @property
@@ -102,13 +97,11 @@ class Splade(EncoderModel):
         assert self._body.vocabulary is not None
         dense, norm, decoder, beside = self._body.vocabulary
         names = {dense: f"{_STEM}dense.", norm: f"{_STEM}norm.", decoder: _STEM}
-        return names if f"{decoder}bias" in self._stored else names | {beside: _STEM}
+        return names if f"{decoder}bias" in self.stored_names else names | {beside: _STEM}
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor of tower and head; raises ``CheckpointError``."""
-        names = Names(self.text.layers, self._body, self.head_names)
-        shapes = self.text.shapes("text.") | self.stored_head.shapes(_PART)
-        return stored_tensors(self.path, shapes, names)
+    def stored_shapes(self) -> Shapes:
+        """Every tensor of tower and head; raises ``CheckpointError``."""
+        return super().stored_shapes() | self.stored_head.shapes(_PART)
 
     def load_text(self, *, dtype: str, device: str) -> TextTower:
         """Read the tower's tensors and the head's; raises ``CheckpointError``."""

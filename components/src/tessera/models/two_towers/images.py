@@ -93,8 +93,8 @@ def read_processing(processor: Section, *, resample: int, mean: Channels, std: C
         raise processor.error("resample", f"must be 2 (bilinear) or 3 (bicubic), not {chosen}")
     return Processing(
         resample=_RESAMPLES[chosen],
-        mean=_channels(processor, "image_mean", mean),
-        std=_channels(processor, "image_std", std, positive=True),
+        mean=read_channels(processor, "image_mean", mean),
+        std=read_channels(processor, "image_std", std, positive=True),
     )
 
 
@@ -136,7 +136,8 @@ def _size(processor: Section, key: str, default: dict[str, int]) -> dict[str, in
     return {name: section.integer(name) for name in names if section.has(name)}
 
 
-def _channels(processor: Section, key: str, default: Channels, *, positive: bool = False) -> Channels:
+def read_channels(processor: Section, key: str, default: Channels, *, positive: bool = False) -> Channels:
+    """Read a number for each channel; raises ``CheckpointError``."""
     values = processor.values.get(key)
     if values is None:
         return default

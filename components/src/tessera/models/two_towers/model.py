@@ -7,20 +7,16 @@ The placeholder in its prompt is no token of the vocabulary, and no text engine 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.checkpoint.weights import Shapes
-from tessera.dtypes import FLOATS
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
+from tessera.errors import CheckpointError, InvalidInput
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -28,33 +24,17 @@ from tessera.models.base import (
     ImagePlan,
     Pixels,
     Prompt,
-    Role,
     Truncate,
-    VisionModule,
     VisionSpec,
 )
 from tessera.models.declared import role_prompts
-from tessera.models.prompts import Run, texts_of
-from tessera.models.stages import StageModule
-from tessera.models.tower import TowerModel, nbytes
+from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
-from tessera.models.two_towers.tensors import find_tensors
+from tessera.models.two_towers.tensors import canonical
 from tessera.nn.spec import EncoderSpec
 
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionVectors
-
-
 _ONE: Final = ImagePlan(units=1, rows=1)
-
-# What is a module of its own in some towers has no name in files.
-_ENCODER: Final = {
-    "encoder.patches": ("patches",),
-    "encoder.positions": ("embed_positions",),
-    "encoder.layers": ("layers",),
-    "encoder.post_layernorm": ("norm",),
-}
 
 
 class TwoTowers(TowerModel):
@@ -68,11 +48,12 @@ class TwoTowers(TowerModel):
         text: EncoderSpec,
         vision: VisionConfig,
         processing: Processing,
-        tokenizer: PlainTokenizer,
         options: msgspec.Struct | None = None,
+        *,
+        tokenizer: PlainTokenizer | None = None,
     ) -> None:
         """Raises ``CheckpointError`` for towers whose vectors differ in width."""
-        super().__init__(path, text, tokenizer, options, max_tokens=text.positions, dimensions=frozenset())
+        super().__init__(path, text, options, max_tokens=text.positions, tokenizer=tokenizer)
         if self.text.width != vision.width:
             raise CheckpointError(
                 f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
@@ -80,21 +61,14 @@ class TwoTowers(TowerModel):
             )
         self.config = vision
         self.processing = processing
+        self.normalisation = processing.mean, processing.std
         self.placeholder = text.vocab_size
-        self._prompts = role_prompts(self.declared, dict.fromkeys(Role, ""))
+        self.prompts = role_prompts(self.declared, NO_PROMPTS)
 
     @property
     @abstractmethod
     def unit_shape(self) -> tuple[int, ...]:
         """The shape of an image's pixels."""
-
-    @abstractmethod
-    def vision_shapes(self) -> Shapes:
-        """The vision tower's tensors, by ``vision.`` and their names there."""
-
-    @abstractmethod
-    def vision_tower(self) -> VisionVectors:
-        """Build the vision tower, which needs torch."""
 
     @property
     def patches(self) -> int:
@@ -130,40 +104,11 @@ class TwoTowers(TowerModel):
             )
         return Prompt(tokens=np.array([self.placeholder], np.int32), image_tokens=1)
 
-    def run(self, content: Content) -> Run:
-        """The texts behind the prompt of their role."""
-        return Run(content.prompt_of(self._prompts), "".join(texts_of(content)))
+    def stored_name(self, name: str) -> str | None:
+        return canonical(name)
 
-    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
-        """Read the vision tower's tensors; raises ``CheckpointError``."""
-        import torch
-
-        from tessera.checkpoint.loading import fill, torch_dtype
-        from tessera.nn.loading import SOURCES
-
-        sources = {**SOURCES, **_ENCODER}
-        at = torch.device(device)
-        with torch.device("meta"):
-            tower = self.vision_tower()
-        fill(tower, self.tensors(), part="vision.", sources=sources, dtype=torch_dtype(dtype), device=at)
-        return tower.prepare(self.processing.mean, self.processing.std, at)
-
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The place of every tensor that is used; raises ``CheckpointError``."""
-        assert isinstance(self.text, EncoderSpec)
-        return find_tensors(self.path, self.text, self.vision_shapes())
-
-    def load_stage(
-        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
-    ) -> StageModule:
-        """Raises ``ConfigError``: nothing is compiled of towers with learned positions."""
-        raise ConfigError(f"family {self.family} offers no stages to compile or export; use engine: torch")
-
-    def vision_nbytes(self, dtype: str) -> int:
-        return nbytes(self.vision_shapes(), dtype)
-
-    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return self.config.activations(units * self.patches) * FLOATS[dtype].itemsize
+    def vision_activations(self, units: int) -> int:
+        return self.config.activations(units * self.patches)
 
 
 class TiledTowers(TwoTowers):

@@ -7,12 +7,10 @@ A canonical name is made of its part and its name inside the part: ``vision.laye
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.safetensors import StoredTensor
-from tessera.checkpoint.weights import Shapes, stored_tensors
-from tessera.nn.spec import LayerSpec, TextSpec, linear_shapes, norm_shapes
+from tessera.checkpoint.weights import Shapes
+from tessera.nn.spec import LayerSpec, linear_shapes, norm_shapes
 
 # In their order; the parts come first.
 _SPELLINGS: Final = (
@@ -51,17 +49,9 @@ def canonical(name: str) -> str | None:
     return name
 
 
-def find_tensors(directory: Path, text: TextSpec, vision: Shapes) -> dict[str, StoredTensor]:
-    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``."""
-    return stored_tensors(directory, text.shapes("text.") | vision, canonical)
-
-
 def stack_shapes(layer: LayerSpec, layers: int) -> Shapes:
     """A vision tower's layers, and the norm behind them."""
-    shapes = norm_shapes("vision.norm", layer.hidden)
-    for number in range(layers):
-        shapes |= {f"vision.layers.{number}.{name}": shape for name, shape in layer.shapes().items()}
-    return shapes
+    return norm_shapes("vision.norm", layer.hidden) | layer.stacked(layers, "vision.layers.")
 
 
 def pool_shapes(layer: LayerSpec) -> Shapes:

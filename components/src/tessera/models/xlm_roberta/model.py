@@ -1,29 +1,35 @@
-"""A checkpoint of RoBERTa or XLM-RoBERTa as the rest of Tessera sees it; opening needs no torch."""
+"""Checkpoints of RoBERTa and XLM-RoBERTa: vectors, ColBERT and scores of pairs; opening needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tessera.checkpoint.declared import STANFORD
 from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.section import Section
 from tessera.models.base import Family, Int32Array, Output
-from tessera.models.encoder.model import EncoderModel, Options
+from tessera.models.encoder.colbert import ColbertModel
+from tessera.models.encoder.model import ColbertOptions, EncoderModel, Options, PairOptions
+from tessera.models.encoder.pairs import CrossEncoder
 from tessera.models.options import OptionsFamily
 from tessera.models.xlm_roberta.heads import M3Heads
 
 if TYPE_CHECKING:
     from tessera.nn.text import TextTower
 
+_TYPES: Final = ("xlm-roberta", "roberta", "camembert")
+_NAMES: Final = ("XLMRoberta", "Roberta", "Camembert")
+_ENCODERS: Final = tuple(f"{name}{task}" for name in _NAMES for task in ("Model", "ForMaskedLM"))
+
 
 class XlmRoberta(EncoderModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "xlm_roberta"
-    revision = "xlm_roberta 1"
     files = (*EncoderModel.files, *HEAD_FILES)
     _heads: M3Heads | None = None
 
@@ -74,9 +80,26 @@ class XlmRoberta(EncoderModel):
         return places
 
 
+class XlmRobertaColbert(ColbertModel, XlmRoberta):
+    """Implements ``tessera.models.base.Model``; its output is a vector of each token."""
+
+    family = "xlm_roberta_colbert"
+    mask, unknown = "<mask>", "<unk>"
+    files = ColbertModel.files
+
+
+class XlmRobertaRerank(CrossEncoder, XlmRoberta):
+    """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
+
+    family = "xlm_roberta_rerank"
+    version = 2
+    separators = 2
+    typed = False
+
+
 FAMILY: Family = OptionsFamily(
     name=XlmRoberta.family,
-    model_types=("xlm-roberta", "roberta", "camembert"),
+    model_types=_TYPES,
     hub_models=(
         "intfloat/multilingual-e5-base",
         "intfloat/multilingual-e5-large",
@@ -84,9 +107,23 @@ FAMILY: Family = OptionsFamily(
     ),
     options=Options,
     opened=XlmRoberta,
-    architectures=tuple(
-        f"{name}{task}"
-        for name in ("XLMRoberta", "Roberta", "Camembert")
-        for task in ("Model", "ForMaskedLM")
-    ),
+    architectures=_ENCODERS,
+)
+
+COLBERT: Family = OptionsFamily(
+    name=XlmRobertaColbert.family,
+    model_types=_TYPES,
+    options=ColbertOptions,
+    opened=XlmRobertaColbert,
+    architectures=(*_ENCODERS, STANFORD),
+    task="tokens",
+)
+
+RERANK: Family = OptionsFamily(
+    name=XlmRobertaRerank.family,
+    model_types=_TYPES,
+    hub_models=("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base"),
+    options=PairOptions,
+    opened=XlmRobertaRerank,
+    architectures=tuple(f"{name}ForSequenceClassification" for name in _NAMES),
 )

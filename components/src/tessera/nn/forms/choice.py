@@ -7,6 +7,7 @@ import importlib.util
 
 import torch
 
+from tessera.checkpoint.loading import torch_dtype
 from tessera.nn.forms.plain import PLAIN, Form
 
 
@@ -44,9 +45,9 @@ def fp8(beside: Form, *, every: bool) -> Form:
     return Fp8(every=every)
 
 
-def exported(device: torch.device, dtype: torch.dtype, *, max_sequences: int) -> Form:
+def exported(device: str, dtype: str, *, max_sequences: int) -> Form:
     """For programs that ``torch.export`` traces; ``max_sequences`` bounds a packed batch on CUDA."""
-    if not uses_fused(device, dtype):
+    if not uses_fused(torch.device(device), torch_dtype(dtype)):
         return PLAIN
     from tessera.nn.forms.exported import Exported
 

@@ -1,10 +1,12 @@
-"""This family's forward pass, stage by stage, for compilers that are reached through ``models.graph``."""
+"""This family's forward pass, stage by stage, for TensorRT."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl.loading import load_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.loading import load_text
 from tessera_engines.networks.graph import Graph, NetworkRequest
 from tessera_engines.networks.llama_nemotron_vl.arithmetic import Arithmetic
@@ -16,16 +18,16 @@ from tessera_engines.networks.llama_nemotron_vl.vision import VisionNetwork
 
 def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkRequest) -> None:
     """Read what the stage needs and describe it; implements ``Describe``."""
-    path, config = model.path, model.config
+    config = model.config
     stages = {"vision", "text", "fused", "embed", "lm", "post"}
     if request.stage not in stages:
         raise ConfigError(f"{model.family} has no stage {request.stage!r}, only {sorted(stages)}")
     products = "bfloat16" if request.dtype == "float8" else request.dtype
     vision = text = None
     if request.stage in ("vision", "fused"):
-        tower = load_vision(path, config, dtype=products, device="cpu")
+        tower = cast(LlamaNemotronVision, model.load_vision(dtype=products, device="cpu"))
         scales = vision_scales(tower, request.samples) if request.dtype == "float8" else {}
-        vision = VisionNetwork(graph, Arithmetic(products, scales), config, tower)
+        vision = VisionNetwork(Arithmetic(graph, products, scales), config, tower)
     if request.stage == "vision":
         assert vision is not None
         graph.output("rows", vision.rows(vision.tiles()))
@@ -41,7 +43,7 @@ def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkReque
     if request.dtype == "float8" and request.stage not in ("embed", "post"):
         scales = text_scales(backbone, request.samples)
     layout = (Packed if request.packed else Padded)(graph)
-    text = TextNetwork(graph, Arithmetic(products, scales), backbone, layout)
+    text = TextNetwork(Arithmetic(graph, products, scales), backbone, layout)
     if request.stage == "post":
         hidden = layout.hidden("hidden", products, config.text.layer.hidden)
         text.finish(hidden)

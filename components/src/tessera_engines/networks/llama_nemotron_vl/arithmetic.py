@@ -22,6 +22,7 @@ class Arithmetic:
     kept in bfloat16 or float32, never in float16: its range is what float16 networks fail by.
     """
 
+    graph: Graph
     products: str
     scales: Mapping[nn.Module, float] = field(default_factory=dict)
 
@@ -29,38 +30,40 @@ class Arithmetic:
     def residual(self) -> str:
         return "float32" if self.products == "float16" else self.products
 
-    def linear(self, graph: Graph, node: Node, module: Linear) -> Node:
-        node = graph.cast(node, self.products)
-        return graph.linear(node, module.weight, module.bias, scale=self.scales.get(module))
+    def linear(self, node: Node, module: Linear) -> Node:
+        node = self.graph.cast(node, self.products)
+        return self.graph.linear(node, module.weight, module.bias, scale=self.scales.get(module))
 
-    def layer_norm(self, graph: Graph, node: Node, module: LayerNorm) -> Node:
-        normed = graph.layer_norm(
-            graph.cast(node, "float32"), module.weight.float(), module.bias.float(), module.eps
+    def layer_norm(self, node: Node, module: LayerNorm) -> Node:
+        normed = self.graph.layer_norm(
+            self.graph.cast(node, "float32"), module.weight.float(), module.bias.float(), module.eps
         )
-        return graph.cast(normed, self.products)
+        return self.graph.cast(normed, self.products)
 
-    def rms_norm(self, graph: Graph, node: Node, weight: torch.Tensor, eps: float) -> Node:
-        exact = graph.cast(node, "float32")
-        mean = graph.mean(graph.multiply(exact, exact), -1, keep=True)
-        normed = graph.divide(exact, graph.sqrt(graph.add(mean, eps)))
-        scale = graph.constant(weight.float().view(*[1] * (node.rank - 1), -1))
-        return graph.cast(graph.multiply(normed, scale), self.products)
+    def rms_norm(self, node: Node, weight: torch.Tensor, eps: float) -> Node:
+        exact = self.graph.cast(node, "float32")
+        mean = self.graph.mean(self.graph.multiply(exact, exact), -1, keep=True)
+        normed = self.graph.divide(exact, self.graph.sqrt(self.graph.add(mean, eps)))
+        scale = self.graph.constant(weight.float().view(*[1] * (node.rank - 1), -1))
+        return self.graph.cast(self.graph.multiply(normed, scale), self.products)
 
-    def add(self, graph: Graph, residual: Node, added: Node) -> Node:
-        return graph.add(residual, graph.cast(added, self.residual))
+    def add(self, residual: Node, added: Node) -> Node:
+        return self.graph.add(residual, self.graph.cast(added, self.residual))
 
-    def narrowed(self, graph: Graph, node: Node) -> Node:
+    def narrowed(self, node: Node) -> Node:
         """float32 to the products' type; what float16 cannot hold becomes its largest number."""
         if self.products == "float16":
-            node = graph.maximum(graph.minimum(node, _FLOAT16_MAX), -_FLOAT16_MAX)
-        return graph.cast(node, self.products)
+            node = self.graph.maximum(self.graph.minimum(node, _FLOAT16_MAX), -_FLOAT16_MAX)
+        return self.graph.cast(node, self.products)
 
-    def activation(self, graph: Graph, node: Node, name: str) -> Node:
+    def activation(self, node: Node, name: str) -> Node:
         """The configuration's activation, float32 in and out."""
-        node = graph.cast(node, "float32")
+        node = self.graph.cast(node, "float32")
         if name == "silu":
-            return graph.multiply(node, graph.activation(node, "sigmoid"))
+            return self.graph.multiply(node, self.graph.activation(node, "sigmoid"))
         if name == "quick_gelu":
-            return graph.multiply(node, graph.activation(graph.multiply(node, 1.702), "sigmoid"))
+            return self.graph.multiply(
+                node, self.graph.activation(self.graph.multiply(node, 1.702), "sigmoid")
+            )
         same = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-        return graph.activation(node, same.get(name, name))
+        return self.graph.activation(node, same.get(name, name))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import nn
 
-from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
-from tessera.nn.layer import Linear, Stack, use
+from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
+from tessera.nn.fp8 import LARGEST
+from tessera.nn.layer import Stack
 from tessera.nn.text import TextTower
 from tessera_engines.networks.graph import Samples
+from tessera_engines.quantize.tower import Observing, running
 
-_FLOAT8_MAX = 448.0
 
-
-def vision_scales(tower: VisionTower, samples: Samples) -> Mapping[nn.Module, float]:
+def vision_scales(tower: LlamaNemotronVision, samples: Samples) -> Mapping[nn.Module, float]:
     """For the products inside all layers but the first and the last; one tile at a time."""
 
     def run() -> None:
@@ -40,25 +39,9 @@ def text_scales(tower: TextTower, samples: Samples) -> Mapping[nn.Module, float]
     return _scales(tower.layers, run)
 
 
-class _Watched(Form):
-    """Plain torch that remembers the largest number that went into each product."""
-
-    def __init__(self, products: Iterable[Linear]) -> None:
-        self.largest: dict[nn.Module, float] = dict.fromkeys(products, 0.0)
-
-    def product(self, linear: Linear, rows: Rows) -> torch.Tensor:
-        self.largest[linear] = max(self.largest[linear], float(tensor(rows).abs().max()))
-        return super().product(linear, rows)
-
-
 def _scales(stack: Stack, run: Callable[[], None]) -> dict[nn.Module, float]:
-    inner = stack.layers[1:-1]
-    watched = _Watched(one for layer in inner for one in layer.modules() if isinstance(one, Linear))
-    for layer in inner:
-        use(layer, watched)
-    with torch.inference_mode():
+    observing = Observing()
+    with running(stack, dict.fromkeys(range(1, len(stack) - 1), observing)), torch.inference_mode():
         run()
-    for layer in inner:
-        use(layer, PLAIN)
     smallest = float(np.finfo(np.float32).tiny)
-    return {module: max(value, smallest) / _FLOAT8_MAX for module, value in watched.largest.items()}
+    return {module: max(seen.largest, smallest) / LARGEST for module, seen in observing.seen.items()}

@@ -2,70 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
-from tessera_engines.networks.graph import BOUNDS, ROWS, SEQUENCES, TOKENS, Axis, Graph, Node
+from tessera_engines.networks.graph import BOUNDS, SEQUENCES, TOKENS, Axis, Graph, Node
 
 
-class Layout(Protocol):
-    """``lead`` counts the axes before the channels."""
+class Layout(ABC):
+    """``axes`` are those before the channels.
 
-    lead: int
+    Inputs that several parts of a network share are declared at their first use.
+    """
 
-    def ids(self, name: str) -> Node:
-        """int32, one for each token."""
-        ...
-
-    def hidden(self, name: str, dtype: str, width: int) -> Node: ...
-
-    def positions(self, hidden: Node) -> Node:
-        """int32, one-dimensional, of the tokens of each sequence in the batch or of all sequences alike."""
-        ...
-
-    def attention(self, q: Node, k: Node, v: Node, hidden: Node) -> Node:
-        """``[*lead, heads, width]`` each, with fewer heads in ``k`` and ``v``."""
-        ...
-
-    def mean(self, hidden: Node) -> Node:
-        """float32 ``[*lead, width]`` to ``[sequences, width]``."""
-        ...
-
-    def edge(self, hidden: Node, *, last: bool) -> Node:
-        """The first or last row of each sequence."""
-        ...
-
-
-class Inputs:
-    """Inputs that several parts of a network share, each declared at its first use."""
+    axes: ClassVar[tuple[Axis, ...]]
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._declared: dict[str, Node] = {}
 
-    def int32(self, name: str, *shape: Axis) -> Node:
+    @property
+    def lead(self) -> int:
+        """How many axes there are before the channels."""
+        return len(self.axes)
+
+    def ids(self, name: str) -> Node:
+        """int32, one for each token."""
+        return self._int32(name, *self.axes)
+
+    def hidden(self, name: str, dtype: str, width: int) -> Node:
+        return self._graph.input(name, dtype, (*self.axes, width))
+
+    def _int32(self, name: str, *shape: Axis) -> Node:
         if name not in self._declared:
             self._declared[name] = self._graph.input(name, "int32", shape)
         return self._declared[name]
 
+    @abstractmethod
+    def positions(self, hidden: Node) -> Node:
+        """int32, one-dimensional, of the tokens of each sequence in the batch or of all sequences alike."""
 
-class Padded:
+    @abstractmethod
+    def attention(self, q: Node, k: Node, v: Node, hidden: Node) -> Node:
+        """``[*lead, heads, width]`` each, with fewer heads in ``k`` and ``v``."""
+
+    @abstractmethod
+    def mean(self, hidden: Node) -> Node:
+        """float32 ``[*lead, width]`` to ``[sequences, width]``."""
+
+    @abstractmethod
+    def edge(self, hidden: Node, *, last: bool) -> Node:
+        """The first or last row of each sequence."""
+
+
+class Padded(Layout):
     """``[sequences, tokens, …]``, and int32 ``lengths`` of at least 1."""
 
-    lead = 2
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._inputs = Inputs(graph)
-        self._mask: Node | None = None
-        self._kept: Node | None = None
-
-    def ids(self, name: str) -> Node:
-        return self._inputs.int32(name, SEQUENCES, TOKENS)
-
-    def hidden(self, name: str, dtype: str, width: int) -> Node:
-        return self._graph.input(name, dtype, (SEQUENCES, TOKENS, width))
+    axes = SEQUENCES, TOKENS
+    _mask: Node | None = None
+    _kept: Node | None = None
 
     def positions(self, hidden: Node) -> Node:
         return self._graph.count(hidden, 1)
@@ -97,7 +93,7 @@ class Padded:
         return graph.sum(graph.select(graph.unsqueeze(chosen, 2), hidden, 0.0), 1)
 
     def _lengths(self) -> Node:
-        return self._inputs.int32("lengths", SEQUENCES)
+        return self._int32("lengths", SEQUENCES)
 
     def _inside(self, hidden: Node) -> Node:
         """bool ``[sequences, tokens]``; the same for every tensor of a network."""
@@ -108,36 +104,25 @@ class Padded:
         return self._kept
 
 
-class Packed:
+class Packed(Layout):
     """``[tokens, …]``, int32 ``positions`` and the sequences' bounds.
 
     The bounds come twice, as ``query_lengths`` and ``key_value_lengths``: TensorRT crashes when one tensor is
     both.
     """
 
-    lead = 1
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._inputs = Inputs(graph)
-
-    def ids(self, name: str) -> Node:
-        return self._inputs.int32(name, TOKENS)
-
-    def hidden(self, name: str, dtype: str, width: int) -> Node:
-        return self._graph.input(name, dtype, (TOKENS, width))
+    axes = (TOKENS,)
 
     def positions(self, hidden: Node) -> Node:
-        return self._inputs.int32("positions", TOKENS)
+        return self._int32("positions", TOKENS)
 
     def attention(self, q: Node, k: Node, v: Node, hidden: Node) -> Node:
-        bounds = (self._inputs.int32(name, BOUNDS) for name in ("query_lengths", "key_value_lengths"))
-        first, second = bounds
-        return self._graph.attention(q, k, v, bounds=(first, second))
+        bounds = self._int32("query_lengths", BOUNDS), self._int32("key_value_lengths", BOUNDS)
+        return self._graph.attention(q, k, v, bounds=bounds)
 
     def mean(self, hidden: Node) -> Node:
         graph = self._graph
-        starts, ends = graph.drop_ends(self._inputs.int32("query_lengths", BOUNDS))
+        starts, ends = graph.drop_ends(self._int32("query_lengths", BOUNDS))
         at = graph.unsqueeze(graph.count(hidden, 0), 0)
         before = graph.less(at, graph.unsqueeze(starts, 1))
         inside = graph.both(graph.less(at, graph.unsqueeze(ends, 1)), graph.negate(before))
@@ -149,21 +134,11 @@ class Packed:
         lengths = graph.cast(graph.unsqueeze(graph.subtract(ends, starts), 1), "float32")
         # A bound is repeated for sequences that only fill the batch up; nobody reads what they become.
         means = graph.divide(sums, graph.maximum(lengths, 1.0))
-        unfit = graph.constant(torch.full((1, 1), float("nan")))
-        return graph.select(graph.less(graph.multiply(spoilt, -1.0), 0.0), _like(graph, unfit, means), means)
+        unfit = graph.add(graph.multiply(means, 0.0), graph.constant(torch.full((1, 1), float("nan"))))
+        return graph.select(graph.less(graph.multiply(spoilt, -1.0), 0.0), unfit, means)
 
     def edge(self, hidden: Node, *, last: bool) -> Node:
         graph = self._graph
-        starts, ends = graph.drop_ends(self._inputs.int32("query_lengths", BOUNDS))
+        starts, ends = graph.drop_ends(self._int32("query_lengths", BOUNDS))
         at = graph.subtract(ends, 1) if last else starts
         return graph.gather(hidden, graph.maximum(at, 0))
-
-
-def _like(graph: Graph, value: Node, shape: Node) -> Node:
-    """``value`` broadcast to the shape of another node."""
-    return graph.add(graph.multiply(shape, 0.0), value)
-
-
-def row_input(graph: Graph, dtype: str, width: int) -> Node:
-    """The vision rows of the batch, ``[rows, width]``."""
-    return graph.input("vision_rows", dtype, (ROWS, width))

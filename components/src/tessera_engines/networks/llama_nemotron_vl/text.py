@@ -8,16 +8,16 @@ import torch
 
 from tessera.nn.layer import GatedMlp, Layer
 from tessera.nn.text import TextTower
-from tessera_engines.networks.graph import Graph, Node
+from tessera_engines.networks.graph import ROWS, Node
 from tessera_engines.networks.llama_nemotron_vl.arithmetic import Arithmetic
-from tessera_engines.networks.llama_nemotron_vl.layout import Layout, row_input
+from tessera_engines.networks.llama_nemotron_vl.layout import Layout
 
 
 class TextNetwork:
-    """Writes the weights of ``tower`` and what is done with them into ``graph``."""
+    """Writes the weights of ``tower`` and what is done with them into the graph of ``arithmetic``."""
 
-    def __init__(self, graph: Graph, arithmetic: Arithmetic, tower: TextTower, layout: Layout) -> None:
-        self._graph = graph
+    def __init__(self, arithmetic: Arithmetic, tower: TextTower, layout: Layout) -> None:
+        self._graph = arithmetic.graph
         self._arithmetic = arithmetic
         self._spec = tower.spec.layer
         self._tower = tower
@@ -33,7 +33,7 @@ class TextNetwork:
         tokens = self._layout.ids("input_ids")
         row = self._layout.ids("vision_row")
         if rows is None:
-            rows = row_input(graph, products, width)
+            rows = graph.input("vision_rows", products, (ROWS, width))
         words = graph.gather(graph.constant(self._tower.embed_tokens.weight), tokens)
         images = graph.gather(rows, graph.maximum(row, 0))
         is_word = graph.unsqueeze(graph.less(row, 0), self._layout.lead)
@@ -50,7 +50,7 @@ class TextNetwork:
                 hidden = self._layer(hidden, layer, turns)
         assert self._tower.norm is not None
         with graph.within("text.norm"):
-            return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._spec.eps)
+            return arithmetic.rms_norm(hidden, self._tower.norm.weight, self._spec.eps)
 
     def finish(self, hidden: Node) -> None:
         """Output unit ``vectors`` ``[sequences, hidden]`` and ``norms`` ``[sequences]``, both float32."""
@@ -87,16 +87,16 @@ class TextNetwork:
         graph, arithmetic = self._graph, self._arithmetic
         eps, wide = self._spec.eps, self._spec.intermediate
         mlp = cast(GatedMlp, layer.mlp)
-        normed = arithmetic.rms_norm(graph, hidden, layer.input_layernorm.weight, eps)
-        attended = self._attended(arithmetic.linear(graph, normed, layer.self_attn.qkv_proj), turns)
-        projected = arithmetic.linear(graph, attended, layer.self_attn.o_proj)
-        hidden = arithmetic.add(graph, hidden, projected)
-        normed = arithmetic.rms_norm(graph, hidden, layer.post_attention_layernorm.weight, eps)
-        both = arithmetic.linear(graph, normed, mlp.gate_up_proj)
-        gate = arithmetic.activation(graph, graph.part(both, -1, 0, wide), self._spec.activation)
+        normed = arithmetic.rms_norm(hidden, layer.input_layernorm.weight, eps)
+        attended = self._attended(arithmetic.linear(normed, layer.self_attn.qkv_proj), turns)
+        projected = arithmetic.linear(attended, layer.self_attn.o_proj)
+        hidden = arithmetic.add(hidden, projected)
+        normed = arithmetic.rms_norm(hidden, layer.post_attention_layernorm.weight, eps)
+        both = arithmetic.linear(normed, mlp.gate_up_proj)
+        gate = arithmetic.activation(graph.part(both, -1, 0, wide), self._spec.activation)
         up = graph.cast(graph.part(both, -1, wide, wide), "float32")
-        gated = arithmetic.narrowed(graph, graph.multiply(gate, up))
-        return arithmetic.add(graph, hidden, arithmetic.linear(graph, gated, mlp.down_proj))
+        gated = arithmetic.narrowed(graph.multiply(gate, up))
+        return arithmetic.add(hidden, arithmetic.linear(gated, mlp.down_proj))
 
     def _attended(self, qkv: Node, turns: tuple[Node, Node]) -> Node:
         graph, spec, width = self._graph, self._spec, self._spec.head_dim

@@ -9,8 +9,7 @@ import pytest
 
 from tessera.errors import CheckpointError
 from tessera.models.base import Role
-from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config import ModelConfig, read_config
 from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL, config_json, processor_json
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
@@ -50,9 +49,9 @@ def test_the_published_model(full: Path) -> None:
     assert config.tokens_per_tile == 256
     assert config.max_tiles == 7
     assert config.max_tokens == 10240
-    assert config.prompt.image_token_id == 128258
-    assert config.prompt.prefixes[Role.QUERY] == "query: "
-    assert config.prompt.prefixes[Role.PASSAGE] == "passage: "
+    assert config.image_token_id == 128258
+    assert config.prefixes[Role.QUERY] == "query: "
+    assert config.prefixes[Role.PASSAGE] == "passage: "
     assert config.text.vocab_size == 128266
     layer = config.text.layer
     assert (layer.heads, layer.kv_heads, layer.head_dim) == (32, 8, 64)
@@ -75,7 +74,7 @@ def test_the_processor_file_wins(full: Path) -> None:
     )
     assert config.image.max_tiles == config.max_tiles == 4
     assert not config.image.thumbnail
-    assert config.prompt.prefixes[Role.QUERY] == "q: "
+    assert config.prefixes[Role.QUERY] == "q: "
     assert config.max_tokens == 3000
 
 
@@ -140,7 +139,7 @@ def test_defaults_of_the_reference_classes(full: Path) -> None:
             "pooling": REMOVE,
         },
     )
-    assert config.vision.activation == "gelu_pytorch_tanh"
+    assert config.vision.layer.activation == "gelu_pytorch_tanh"
     assert config.text.layer.head_dim == 64
     assert config.text.rope.rope_type == "default"
     assert config.text.pooling == "mean"

@@ -1,1 +1,0 @@
-"""ColBERT with the body of BERT, such as colbertv2.0 and answerai-colbert-small."""

@@ -1,1 +1,0 @@
-"""Cross-encoders of BERT, such as ms-marco-MiniLM."""

@@ -1,1 +1,0 @@
-"""Llama Nemotron Rerank: a query and a document, through a bidirectional Llama, to one score."""

@@ -1,1 +1,0 @@
-"""ColBERT with the body of RoBERTa or XLM-RoBERTa."""
