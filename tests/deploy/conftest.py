@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -17,8 +16,6 @@ from tests.deploy.docker_host import docker_host as started
 from tests.deploy.dockerfile import Dockerfile
 from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT
-
-LARGEST = ("tensorrt-wheels", "cuda-wheels")
 
 
 @pytest.fixture(scope="session")
@@ -32,35 +29,29 @@ def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerHost
         yield host
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """pip at work on finding the wheels of images, for the images' Python, without downloading any."""
-
-    words: list[str]
-    process: subprocess.Popen[str]
-
-
 @pytest.fixture(scope="session")
-def resolution(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resolution]:
-    """The largest images', started before anything else because it mostly waits for the index."""
-    minor = dockerfile.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
-    words = [word for stage in LARGEST for word in dockerfile.bundle_words(stage)]
-    words += ["--out", str(tmp_path_factory.mktemp("resolution"))]
-    command = [sys.executable, str(ROOT / "scripts/bundle"), *words, "--python", minor, "--dry-run"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    yield Resolution(words, process)
+def other_bundle(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Popen[str]]:
+    """``scripts/bundle`` at work on what the largest image has, for its Python, without downloading it.
+
+    It is started before anything else because it mostly waits for the index.
+    """
+    command = [sys.executable, str(ROOT / "scripts/bundle"), "--dry-run", "--python", dockerfile.python]
+    command += ["--accelerator", "cu13", "--glibc", "2.36", "--out", str(tmp_path_factory.mktemp("other"))]
+    command += [f"--extra={extra}" for extra in dockerfile.extras("worker-tensorrt")]
+    process = Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    yield process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
     process.communicate()
 
 
 @pytest.fixture(scope="session")
-def bundle(dockerfile: Dockerfile, resolution: Resolution, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(
+    dockerfile: Dockerfile, other_bundle: Popen[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What ``scripts/bundle`` makes for this Python and a frontend, from the package index."""
     folder = tmp_path_factory.mktemp("bundle")
-    words = dockerfile.bundle_words("frontend-wheels")
+    words = [f"--extra={extra}" for extra in dockerfile.extras("frontend")]
     ran = run_script(sys.executable, ROOT / "scripts/bundle", *words, "--out", folder)
     if any(sign in ran.stderr for sign in ("No matching distribution", "connection")):
         pytest.skip(f"the package index cannot be reached: {ran.stderr}")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import configparser
 import functools
 import http.server
+import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,9 +48,12 @@ PYTHON_IMAGE = "tessera-test/python:debian"
 SERVERS = ("etcd-server", "etcd-client", "prometheus", "docker-compose")
 COMPOSE = "usr/libexec/docker/cli-plugins/docker-compose"
 SERVERS_HOOK = (
-    'ln -s ../../bin/etcd ../../bin/etcdctl "$1/usr/local/bin/"; '
-    'mkdir "$1/prometheus"; chown 65534:65534 "$1/prometheus"'
+    'extract-hook=mkdir -p "$1/usr/local/bin" "$1/prometheus"; chown 65534:65534 "$1/prometheus"; '
+    'ln -s ../../bin/etcd ../../bin/etcdctl "$1/usr/local/bin/"'
 )
+UNREAD = ("doc", "info", "locale", "man")
+# Debian's own pip is older than any that public images of Python have, and 8 s of processor time to compile.
+PIP = "usr/lib/python3/dist-packages/pip"
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class DockerHost:
         """What a command of the client prints. A failure is an ``AssertionError`` with all that it said."""
         return self._run(CLIENT, *words, timeout=timeout)
 
-    def compose(self, *words: str, variables: Mapping[str, str], timeout: float = 180.0) -> str:
+    def compose(self, *words: str, variables: Mapping[str, str], timeout: float = 900.0) -> str:
         """The same of Compose, for a user whose shell has the variables."""
         return self._run(str(self.folder / COMPOSE), *words, timeout=timeout, variables=variables)
 
@@ -157,7 +162,7 @@ def docker_host(folder: Path) -> Iterator[DockerHost]:
         _mount_disk(stack, folder)
         host = DockerHost(folder, namespace)
         with ExitStack() as bases:
-            tars = [bases.enter_context(_debian(folder, *words)) for words in _BASES]
+            tars = [bases.enter_context(_debian(folder, *words)) for words in _bases()]
             path = f"/var/run/netns/{namespace}"
             out = ["slirp4netns", "--netns-type=path", "--configure", "--mtu=65520", "--cidr=198.18.80.0/24"]
             stack.enter_context(running([*out, path, "tap0"], dict(os.environ), folder / "slirp.log"))
@@ -166,8 +171,10 @@ def docker_host(folder: Path) -> Iterator[DockerHost]:
         host.docker("import", "--change", f"ENV PATH={_PATH}", str(python), PYTHON_IMAGE)
         etcd, prometheus = _server_images()
         host.docker("import", str(servers), etcd)
+        container = host.docker("create", etcd, "nothing")
         words = ["--change", 'ENTRYPOINT ["/bin/prometheus"]', "--change", "USER 65534"]
-        host.docker("import", *words, str(servers), prometheus)
+        host.docker("commit", *words, container, prometheus)
+        host.docker("rm", container)
         with tarfile.open(servers) as tar:
             tar.extract(f"./{COMPOSE}", folder, filter="data")
         for tar_file in tars:
@@ -178,18 +185,33 @@ def docker_host(folder: Path) -> Iterator[DockerHost]:
 
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_BASES = (
-    ("bookworm", "python-is-python3,python3-pip,python3-venv,ca-certificates", ""),
-    ("trixie", ",".join(SERVERS), SERVERS_HOOK),
-)
+
+
+def _bases() -> tuple[tuple[str, str, str, str], ...]:
+    """What Debians are made: suite, how much of it, packages, and a hook at the end.
+
+    Of the servers' nothing but files is wanted: they are not installed, which runs scripts of each package.
+    """
+    # It is not imported: no process that did can import setuptools any more.
+    pip = importlib.util.find_spec("pip")
+    assert pip is not None and pip.origin is not None
+    copy = f'customize-hook=cp -a {shlex.quote(str(Path(pip.origin).parent))} "$1/{PIP}"'
+    return (
+        ("bookworm", "minbase", "python-is-python3,ca-certificates", copy),
+        ("trixie", "extract", ",".join(("base-files", *SERVERS)), SERVERS_HOOK),
+    )
 
 
 @contextmanager
-def _debian(folder: Path, suite: str, packages: str, hook: str) -> Iterator[Path]:
+def _debian(folder: Path, suite: str, variant: str, packages: str, hook: str) -> Iterator[Path]:
     """Make a Debian's files while the block runs; the tar file is there behind it."""
     tar, log = folder / f"{suite}.tar", folder / f"{suite}.log"
-    words = ["mmdebstrap", "--variant=minbase", f"--include={packages}"]
-    words += [f"--customize-hook={hook}"] if hook else []
+    words = ["mmdebstrap", f"--variant={variant}", f"--include={packages}", f"--{hook}"]
+    # Nobody needs it after a crash, and nobody reads in it.
+    words += [
+        "--dpkgopt=force-unsafe-io",
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNREAD),
+    ]
     environment = os.environ | {"TMPDIR": str(folder / DISK)}
     with log.open("wb") as output:
         process = subprocess.Popen([*words, suite, str(tar)], env=environment, stdout=output, stderr=output)

@@ -9,7 +9,7 @@ from string import Template
 
 from dockerfile_parse import DockerfileParser
 
-PREFIX = "/opt/tessera"
+INSTALL = "/opt/installer/install "
 
 
 class Dockerfile:
@@ -22,6 +22,11 @@ class Dockerfile:
         ]
         self.arguments = dict(value.split("=", 1) for name, value in self._global() if name == "ARG")
         self.bodies = dict(self._bodies())
+
+    @property
+    def python(self) -> str:
+        """The version of the base image's Python, such as ``3.12``."""
+        return self.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
 
     def _global(self) -> Iterator[tuple[str, str]]:
         for name, value in self._lines:
@@ -48,10 +53,11 @@ class Dockerfile:
         base, body = self.bodies[target]
         return (self.settings(base) if base in self.bodies else {}) | dict(body)
 
-    def bundle_words(self, stage: str) -> list[str]:
-        """The arguments with which a stage collects its wheels."""
-        (line,) = [value for name, value in self.bodies[stage][1] if name == "RUN"]
-        words = line.partition("&&")[0].split()
-        words = words[words.index(f"{PREFIX}/source/scripts/bundle") + 1 :]
-        out = words.index("--out")
-        return words[:out] + words[out + 2 :]
+    def extras(self, target: str) -> list[str]:
+        """The extras whose packages a target has, in the order of its layers."""
+        if target not in self.bodies:
+            return []
+        base, body = self.bodies[target]
+        lines = [value.partition(INSTALL)[2].split() for name, value in body if name == "RUN"]
+        own = [word for words in lines for word in words if not word.endswith(".whl")]
+        return self.extras(base) + own

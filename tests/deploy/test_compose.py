@@ -72,9 +72,11 @@ def deployment(docker_host: DockerHost, checkpoint: Path) -> Iterator[Deployment
         docker_host.image(target)
     variables = {"TESSERA_MODEL_PATH": str(checkpoint), "TESSERA_EMBED_WORKERS": str(REPLICAS["embed"])}
     deployment = Deployment(docker_host, variables)
-    deployment.compose("up", "--detach", "--no-build", "--wait", *SERVICES)
-    yield deployment
-    deployment.compose("down", "--volumes", "--timeout=45")
+    try:
+        deployment.compose("up", "--detach", "--no-build", "--wait", *SERVICES)
+        yield deployment
+    finally:
+        deployment.compose("down", "--volumes", "--timeout=45")
 
 
 @pytest.mark.parametrize("over", [[], ["compose.cuda.yaml"], ["compose.models.yaml"]])

@@ -1,30 +1,53 @@
-"""The wheels of the worker images. The last file of its folder: pip looks for them while the others run."""
+"""The wheels of the images. The last file of its folder: pip looks for them while the others run."""
 
 from __future__ import annotations
 
+import platform
+import sys
+from subprocess import Popen
+
 import pytest
 
-from tests.deploy.conftest import Resolution
 from tests.deploy.dockerfile import Dockerfile
+from tests.deploy.processes import run_script
+from tests.e2e.service import ROOT
 
 pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 
 
-def test_the_wheels_of_every_worker_can_be_found(dockerfile: Dockerfile, resolution: Resolution) -> None:
-    said, complaints = resolution.process.communicate(timeout=600)
-    assert resolution.process.returncode == 0, complaints
+def packages(dockerfile: Dockerfile, target: str, machine: str) -> dict[str, str]:
+    """The versions, by name, of what ``deploy/docker/install`` puts into an image on Debian 12."""
+    words = ["pip", "compile", ROOT / "pyproject.toml", "--quiet", "--no-header", "--no-annotate"]
+    words += [f"--extra={extra}" for extra in dockerfile.extras(target)]
+    words += ["--constraint", ROOT / "constraints.txt", "--overrides", ROOT / "deploy/docker/overrides.txt"]
+    words += ["--python-version", dockerfile.python, "--python-platform", f"{machine}-manylinux_2_36"]
+    ran = run_script(sys.executable, ROOT / "scripts/uv", *words, "--only-binary=:all:")
+    assert ran.returncode == 0, ran.stderr
+    return dict(line.split("==") for line in ran.stdout.split())
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("target", ["frontend", "worker-cuda", "worker-tensorrt"])
+def test_the_packages_of_an_image_have_wheels(dockerfile: Dockerfile, target: str, machine: str) -> None:
+    found = packages(dockerfile, target, machine).keys()
+    worker = {"torch", "triton", "nixl", "nixl-cu13", "safetensors", "nvidia-cublas", "quack-kernels"}
+    assert {"ai-dynamo-runtime", "grpcio", "opentelemetry-sdk"} <= found
+    assert found & worker == (worker if target != "frontend" else set())
+    assert ("tensorrt-rtx-cu13-libs" in found) == (target == "worker-tensorrt")
+    assert not {"nixl-cu12", "nvidia-cutlass-dsl-libs-cu12"} & found
+
+
+def test_an_image_for_cpus_has_the_packages_of_one_for_gpus(dockerfile: Dockerfile) -> None:
+    """But for those of GPUs, so that the wheels of both are found."""
+    assert set(dockerfile.extras("worker-cpu")) == set(dockerfile.extras("worker-cuda")) - {"cuda"}
+
+
+def test_a_bundle_for_gpus_has_the_packages_of_the_image(
+    dockerfile: Dockerfile, other_bundle: Popen[str]
+) -> None:
+    """pip finds for it what uv finds for the image, and both leave out the libraries of CUDA 12."""
+    said, complaints = other_bundle.communicate(timeout=600)
+    assert other_bundle.returncode == 0, complaints
     listed = dict(line.split("==") for line in said.split())
-    assert {
-        "torch",
-        "triton",
-        "nixl",
-        "nixl-cu13",
-        "safetensors",
-        "nvidia-cublas",
-        "tensorrt-rtx-cu13-libs",
-        "quack-kernels",
-    } <= listed.keys()
-    assert "nixl-cu12" not in listed
-    # The image for CPUs asks for less.
-    assert {"--extra", "worker"} <= set(dockerfile.bundle_words("cpu-wheels"))
-    assert set(dockerfile.bundle_words("cpu-wheels")) - {"cpu"} <= set(resolution.words)
+    assert listed.pop("tessera-embed")
+    assert listed == packages(dockerfile, "worker-tensorrt", platform.machine())
