@@ -34,6 +34,9 @@ ROOM = "." * (1 << 16)
 
 _THREADS = "OMP_NUM_THREADS"
 
+# What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
+_STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
+
 # The environment of the server, and in the tests' process what it will be or was.
 imported_with: dict[str, str] = {**os.environ, _THREADS: "1"}
 
@@ -152,7 +155,7 @@ def _run(command: Sequence[str]) -> int:
     sys.modules.pop(f"{module.name}.__main__" if is_package else module.name, None)
     # Of a launcher. It has one thread, unlike other processes of the service.
     children._spawn = _spawn
-    if module.name == "tessera.cli" and module.arguments[:1] != ["serve"]:
+    if module.name in _STARTS_ENGINES and module.arguments[:1] != ["serve"]:
         _fork_engines()
     status: object = 0
     try:
@@ -171,13 +174,16 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _fork_engines() -> None:
-    """Let the engines of a command be forks, of a server that is forked before the command has threads."""
+    """Let the engines of a program be forks, of a server that is forked before the program has threads."""
     # Here alone: they import this module.
     from tests.forks import popen, server
 
     ours, theirs = popen.channel()
     if not os.fork():
         ours.close()
+        # What the program was given, such as the channel of whoever started it, ends with the program.
+        os.closerange(3, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, HIGHEST)
         _show(["python", "-m", server.__name__], _ARGUMENTS_FIELD)
         server.serve(theirs)
     theirs.close()
