@@ -37,6 +37,10 @@ _THREADS = "OMP_NUM_THREADS"
 # What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
 _STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
 
+# What the package sets where nobody did, once it is imported: in the tests' process, too, as soon as one of
+# them imports its workers. The server has it before it loads what reads it.
+_SET_BY_IMPORT = {"OMP_WAIT_POLICY": "passive"}
+
 # The environment of the server, and in the tests' process what it will be or was.
 imported_with: dict[str, str] = {**os.environ, _THREADS: "1"}
 
@@ -58,6 +62,13 @@ _READ_LATE = (
     "OTEL_EXPORTER_",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_",
+    # What the package sets when it is used, which it is in the tests' process, too.
+    "NIXL_LOG_LEVEL",
+    "UCX_NET_DEVICES",
+    "TRITON_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_",
+    "TORCHINDUCTOR_CACHE_DIR",
 )
 
 
@@ -83,7 +94,9 @@ class Module:
 def differs(environment: Mapping[str, str]) -> str | None:
     """A variable that a fork would not heed, as it is not what the server imported with; None without one."""
     for name in environment.keys() | imported_with.keys():
-        if environment.get(name) != imported_with.get(name) and not name.startswith(_READ_LATE):
+        default = _SET_BY_IMPORT.get(name)
+        same = environment.get(name, default) == imported_with.get(name, default)
+        if not same and not name.startswith(_READ_LATE):
             return name
     return None
 
