@@ -32,7 +32,7 @@ HIGHEST = 1000
 ROOM = "." * (1 << 16)
 """What the server has as an argument and in its environment: there forks have theirs."""
 
-_THREADS = "OMP_NUM_THREADS"
+THREADS = "OMP_NUM_THREADS"
 
 # What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
 _STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
@@ -42,7 +42,7 @@ _STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
 _SET_BY_IMPORT = {"OMP_WAIT_POLICY": "passive"}
 
 # The environment of the server, and in the tests' process what it will be or was.
-imported_with: dict[str, str] = {**os.environ, _THREADS: "1"}
+imported_with: dict[str, str] = {**os.environ, THREADS: "1"}
 
 search_path: list[str] = []
 """The server's, without the folder that it ran in."""
@@ -53,7 +53,7 @@ _READ_LATE = (
     "TESSERA_",
     "DYN_",
     "BENCHMARKS_PORTS",
-    _THREADS,
+    THREADS,
     "PYTEST_CURRENT_TEST",
     "TMPDIR",
     "ETCD_",
@@ -119,7 +119,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         _reset_signals()
         os.environ.clear()
         os.environ.update(environment)
-        _set_threads(environment.get(_THREADS))
+        _set_threads(environment.get(THREADS))
         _show(command, _ARGUMENTS_FIELD)
         _show([f"{name}={value}" for name, value in environment.items()], _ENVIRONMENT_FIELD)
         _close_on_exec()
