@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import tessera
 from benchmarks.ports import free_ports
 from tessera.launch.port import Port
 from tessera.launch.ready import workers
@@ -67,9 +68,10 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
         environment = os.environ | {"DYN_FILE_KV": store}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(deployment.source), os.environ.get("PYTHONPATH", "")]
-        )
+        if Path(tessera.__file__).parent.parent != deployment.source:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [str(deployment.source), os.environ.get("PYTHONPATH", "")]
+            )
         try:
             places = _places(deployment)
             for number, (mode, port) in enumerate(zip(modes, found, strict=False)):

@@ -206,6 +206,7 @@ def test_frontend_flags_that_make_no_sense(flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize("module", ["tessera.worker", "tessera.frontend"])
+@pytest.mark.usefixtures("forks")
 def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60
@@ -215,6 +216,7 @@ def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["agg", "embed", "encode"])
+@pytest.mark.usefixtures("forks")
 def test_a_worker_with_a_wrong_file_ends_with_one_line(tmp_path: Path, mode: str) -> None:
     path = written(tmp_path, "vision: {bathc: 1}")
     done = subprocess.run(

@@ -155,6 +155,7 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
 
 @pytest.mark.service
 @pytest.mark.measures
+@pytest.mark.usefixtures("forks")
 def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     for row in drive(checkpoint, tmp_path):
         shares = ("bound %", "of engine %", "frontend cores", "worker cores", "decoder cores")

@@ -10,6 +10,7 @@ from benchmarks.overload import main
 
 @pytest.mark.service
 @pytest.mark.measures
+@pytest.mark.usefixtures("forks")
 def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
     report = main(
         [

@@ -52,6 +52,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.service
 @pytest.mark.measures
+@pytest.mark.usefixtures("forks")
 def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
     more = ["--seconds", "1", "--batch", "2", "--workloads", "text-32@2", "tile@1", "page@1"]
     assert peer.main(arguments(checkpoint, tmp_path, *more)) == 0
@@ -112,6 +113,7 @@ def test_time_that_is_left_bounds_the_parts(
     assert "too few for the engines" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forks")
 def test_two_towers_embed_images_without_a_text(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", SIGLIP_TINY)
     (body, *_) = islice(Bodies(WORKLOADS["image"], CheckpointWords(tmp_path / "model"), "m", seed=0), 1)

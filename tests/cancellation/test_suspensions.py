@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from tessera.rpc.client import _Channel
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.cancellation import suspensions
@@ -41,6 +42,14 @@ from tests.rpc.conftest import store
 __all__ = ["store"]
 
 Calls = Mapping[str, Callable[[], Call]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of small tiles: each call goes the same way, and tiles of 512 pixels took half of the time."""
+    path = tmp_path_factory.mktemp("small") / MODEL
+    write_checkpoint(path, replace(TINY, image_size=64), seed=0)
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -329,6 +329,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("forks")
 def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tessera.cli", "serve", *words], capture_output=True, text=True, check=False
@@ -347,6 +348,7 @@ def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, s
         ("api_keys_file: nix", "serve.yaml: api-keys-file: nix: No such file or directory"),
     ],
 )
+@pytest.mark.usefixtures("forks")
 def test_what_cannot_start_for_the_file_names_it_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text)

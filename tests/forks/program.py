@@ -32,10 +32,17 @@ HIGHEST = 1000
 ROOM = "." * (1 << 16)
 """What the server has as an argument and in its environment: there forks have theirs."""
 
-_THREADS = "OMP_NUM_THREADS"
+THREADS = "OMP_NUM_THREADS"
+
+# What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
+_STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
+
+# What the package sets where nobody did, once it is imported: in the tests' process, too, as soon as one of
+# them imports its workers. The server has it before it loads what reads it.
+_SET_BY_IMPORT = {"OMP_WAIT_POLICY": "passive"}
 
 # The environment of the server, and in the tests' process what it will be or was.
-imported_with: dict[str, str] = {**os.environ, _THREADS: "1"}
+imported_with: dict[str, str] = {**os.environ, THREADS: "1"}
 
 search_path: list[str] = []
 """The server's, without the folder that it ran in."""
@@ -46,7 +53,7 @@ _READ_LATE = (
     "TESSERA_",
     "DYN_",
     "BENCHMARKS_PORTS",
-    _THREADS,
+    THREADS,
     "PYTEST_CURRENT_TEST",
     "TMPDIR",
     "ETCD_",
@@ -55,6 +62,13 @@ _READ_LATE = (
     "OTEL_EXPORTER_",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_",
+    # What the package sets when it is used, which it is in the tests' process, too.
+    "NIXL_LOG_LEVEL",
+    "UCX_NET_DEVICES",
+    "TRITON_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_",
+    "TORCHINDUCTOR_CACHE_DIR",
 )
 
 
@@ -80,7 +94,9 @@ class Module:
 def differs(environment: Mapping[str, str]) -> str | None:
     """A variable that a fork would not heed, as it is not what the server imported with; None without one."""
     for name in environment.keys() | imported_with.keys():
-        if environment.get(name) != imported_with.get(name) and not name.startswith(_READ_LATE):
+        default = _SET_BY_IMPORT.get(name)
+        same = environment.get(name, default) == imported_with.get(name, default)
+        if not same and not name.startswith(_READ_LATE):
             return name
     return None
 
@@ -103,7 +119,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         _reset_signals()
         os.environ.clear()
         os.environ.update(environment)
-        _set_threads(environment.get(_THREADS))
+        _set_threads(environment.get(THREADS))
         _show(command, _ARGUMENTS_FIELD)
         _show([f"{name}={value}" for name, value in environment.items()], _ENVIRONMENT_FIELD)
         _close_on_exec()
@@ -152,7 +168,7 @@ def _run(command: Sequence[str]) -> int:
     sys.modules.pop(f"{module.name}.__main__" if is_package else module.name, None)
     # Of a launcher. It has one thread, unlike other processes of the service.
     children._spawn = _spawn
-    if module.name == "tessera.cli" and module.arguments[:1] != ["serve"]:
+    if module.name in _STARTS_ENGINES and module.arguments[:1] != ["serve"]:
         _fork_engines()
     status: object = 0
     try:
@@ -171,13 +187,16 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _fork_engines() -> None:
-    """Let the engines of a command be forks, of a server that is forked before the command has threads."""
+    """Let the engines of a program be forks, of a server that is forked before the program has threads."""
     # Here alone: they import this module.
     from tests.forks import popen, server
 
     ours, theirs = popen.channel()
     if not os.fork():
         ours.close()
+        # What the program was given, such as the channel of whoever started it, ends with the program.
+        os.closerange(3, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, HIGHEST)
         _show(["python", "-m", server.__name__], _ARGUMENTS_FIELD)
         server.serve(theirs)
     theirs.close()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+import tessera.worker
+from tessera.kernel_caches import keep_kernels
+from tessera.rpc import set_environment_defaults
 from tests.forks.popen import ROOT, Forked
-from tests.forks.program import imported_with
+from tests.forks.program import differs, imported_with
 from tests.signals import default_signals
 
 
@@ -59,6 +64,16 @@ def test_a_fork_says_what_an_executed_program_says(module: str) -> None:
         said.append((process.returncode, output, errors.split()[-3:]))
         assert b"RuntimeWarning" not in errors
     assert said[0] == said[1]
+
+
+def test_what_the_package_sets_in_this_process_keeps_nothing_from_a_fork(tmp_path: Path) -> None:
+    """Otherwise no test forks any more after one that has used workers here."""
+    with patch.dict(os.environ, {"TESSERA_CACHE_DIR": str(tmp_path)}):
+        importlib.reload(tessera.worker)
+        keep_kernels()
+        set_environment_defaults()
+        assert differs(dict(os.environ)) is None
+        assert differs({**os.environ, "OMP_WAIT_POLICY": "active"}) == "OMP_WAIT_POLICY"
 
 
 def test_what_a_fork_would_not_heed_is_executed() -> None:

@@ -47,6 +47,7 @@ def token_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
         yield client
 
 
+@pytest.mark.usefixtures("forks")
 def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
     ended = subprocess.run(
@@ -61,6 +62,7 @@ def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: 
     assert said in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("forks")
 def test_means_of_runs_of_a_model_that_pools_one_token_end_the_frontend_at_its_start(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "cls", replace(ENCODER, pooling="cls_token"))
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(tmp_path / "cls")]

@@ -13,7 +13,7 @@ from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.local.wanted import DEFAULT
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local")]
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local"), pytest.mark.usefixtures("forks")]
 
 LOG = ["--log-level", "warning"]
 

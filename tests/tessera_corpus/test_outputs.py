@@ -17,7 +17,7 @@ from tessera_tools.random_checkpoint.encoder import M3_TINY
 from tests.references.m3 import M3Reference
 from tests.tessera_corpus.test_embed import embed, search
 
-pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus")]
+pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus"), pytest.mark.usefixtures("forks")]
 
 TEXTS = ["the river under the bridge", "a market by the old temple", "été naïve 東京 the the"]
 

@@ -21,7 +21,7 @@ from tests.tessera_corpus.command import embed, served
 from tests.tessera_corpus.output.made import rows_in, write_lance
 from tests.tessera_corpus.pdf_files import line, pdf, unembedded
 
-pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("sources")]
+pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("sources"), pytest.mark.usefixtures("forks")]
 
 PAGES = pdf([line("one"), line("two")])
 BROKEN = b"no picture"
