@@ -235,7 +235,7 @@ class Content:
     @property
     def text(self) -> str:
         """The texts, joined as they are."""
-        return "".join(self.texts)
+        return "".join([part for part in self.parts if isinstance(part, str)])
 
     def prompt_of(self, prompts: Mapping[Role, str]) -> str:
         """Return the content's own prompt, or else its role's."""

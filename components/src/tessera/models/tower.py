@@ -165,11 +165,7 @@ class TowerModel:
 
         Of a family that reads text alone: the role's prompt and the texts, between the marks.
         """
-        return self.between_marks(Run(content.prompt_of(self.prompts), content.text))
-
-    def between_marks(self, run: Run) -> list[Segment]:
-        """A text between the marks."""
-        return [*self.marks.before, run, *self.marks.behind]
+        return [*self.marks.before, Run(content.prompt_of(self.prompts), content.text), *self.marks.behind]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if content.instruction is not None and not self.takes_instructions:

@@ -60,7 +60,7 @@ class CrossEncoder(EncoderModel):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The texts between the two tokens: what has no query."""
-        return self.between_marks(Run("", content.text))
+        return [*self.marks.before, Run("", content.text), *self.marks.behind]
 
     def types(self, tokens: Int32Array) -> Int32Array:
         """int32 ``[tokens]``: 1 behind the query's last token, where sides have types."""

@@ -79,7 +79,7 @@ class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """BOS and the texts as they are: a prompt that the client made."""
-        return self.between_marks(Run("", content.text))
+        return [*self.marks.before, Run("", content.text), *self.marks.behind]
 
     def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
         return [*self.marks.before], ""

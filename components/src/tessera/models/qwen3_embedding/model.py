@@ -64,7 +64,7 @@ class Qwen3Embedding(TowerModel):
             )
         if task is None:
             return super().segments(content, param=param)
-        return self.between_marks(Run(template(task), content.text))
+        return [*self.marks.before, Run(template(task), content.text), *self.marks.behind]
 
 
 def template(task: str) -> str:
