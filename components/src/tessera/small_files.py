@@ -20,6 +20,8 @@ MOST_JSON_BYTES: Final = 64 << 20
 MOST_YAML_BYTES: Final = 4 << 20
 
 _CHUNK_BYTES: Final = 1 << 20
+# Each level takes calls of Python, and how many it has left differs between processes: compilers raise it.
+_MOST_YAML_LEVELS: Final = 100
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES) -> bytes:
@@ -62,8 +64,6 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         return yaml.load(data, _loader())
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise
     except Exception as error:
@@ -81,7 +81,20 @@ def _loader() -> type[yaml.SafeLoader]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's, for which a key that comes twice is an error."""
+        """PyYAML's, for which a key that comes twice is an error, and a value below too many others."""
+
+        _levels = 0
+
+        def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+            """Read what stands below ``parent``, within the bound of levels."""
+            if self._levels >= _MOST_YAML_LEVELS:
+                raise yaml.YAMLError("it is nested too deeply")
+            self._levels += 1
+            try:
+                node: yaml.Node | None = super().compose_node(parent, index)
+            finally:
+                self._levels -= 1
+            return node
 
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             """Read a mapping as it is written; what ``<<`` adds to it later may be overridden."""

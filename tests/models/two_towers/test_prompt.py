@@ -127,7 +127,7 @@ def test_the_tokenizer_of_siglip(tmp_path: Path) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     pieces = [[processor.id_to_piece(at), processor.get_score(at)] for at in range(len(processor))]
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    content = SIGLIP_TINY.tokenizer(0) | {
+    content = SIGLIP_TINY.files("float32", 0)[TOKENIZER_FILE] | {
         "added_tokens": [
             {"id": at, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False, "special": True}
