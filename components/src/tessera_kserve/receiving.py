@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-import types
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
 from typing import Any, Final
 
 import grpc.aio
@@ -23,10 +19,9 @@ WINDOW_BYTES: Final = 1 << 18
 
 # A message that takes longer than this counts as one of the largest, and leaves its place to others.
 _SLOW_SECONDS: Final = 0.05
-# gRPC joins a message on the loop, which takes 0.07 s of a processor over 60 MB, and stands ten times as long
-# where others have nine tenths of it. A sender's large messages may have a third of the loop's time: what has
-# come waits unjoined.
-_PAUSE_SHARE: Final = 2
+# gRPC joins a message on the loop, which stands for 0.04 to 0.1 s over 60 MB. After one that is as large its
+# sender's next one is waited for only when this rate allows it: a third of the loop's time.
+_BYTES_A_SECOND: Final = 200 << 20
 _LARGE_BYTES: Final = 8 << 20
 # Whoever has sent a large message may send more.
 _REMEMBERED_SECONDS: Final = 10.0
@@ -54,7 +49,7 @@ class Receiver:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._turns = Turns(max(1, _UNKNOWN_BYTES // max_bytes))
-        # By sender, the monotonic time at which its next message may be joined.
+        # By sender, the time of the loop at which its next message may be joined.
         self._next: dict[str, float] = {}
 
     async def receive(self, context: Any, exchange: Exchange) -> bytes:
@@ -77,14 +72,16 @@ class Receiver:
         A stream that is silent leaves them to others, and holds nothing.
         """
         if not (first or self._sends_large(exchange)):
-            return await self._read(context, exchange)
+            raw = await context.read()
+            self._count(exchange, raw)
+            return raw
         try:
             return await self._in_turn(context, exchange, _SILENT_SECONDS)
         finally:
             exchange.let_go()
 
     async def _in_turn(self, context: Any, exchange: Exchange, silent_seconds: float) -> Any:
-        await self._turns.take(exchange.client)
+        await self._enter(exchange)
         place, loop = _Place(self._turns, exchange), asyncio.get_running_loop()
 
         def slow() -> None:
@@ -102,62 +99,39 @@ class Receiver:
         if silent_seconds < math.inf:
             timers.append(loop.call_later(silent_seconds, silent))
         try:
-            return await self._read(context, exchange)
+            # gRPC's iterator would hold the message until a full collection.
+            raw = await context.read()
         finally:
             for timer in timers:
                 timer.cancel()
             place.leave()
-
-    def _wait_seconds(self, exchange: Exchange) -> float:
-        return max(0.0, self._next.get(_sender(exchange), 0.0) - time.monotonic())
-
-    def _sends_large(self, exchange: Exchange) -> bool:
-        return self._next.get(_sender(exchange), -math.inf) > time.monotonic() - _REMEMBERED_SECONDS
-
-    async def _read(self, context: Any, exchange: Exchange) -> Any:
-        """Read a message, or ``EOF``; after a large one all others of its sender wait to be joined."""
-
-        async def pause() -> None:
-            while seconds := self._wait_seconds(exchange):  # noqa: ASYNC110 - time alone ends it
-                await asyncio.sleep(seconds)
-
-        # gRPC's iterator would hold the message until a full collection.
-        raw, stood = await in_steps(context.read(), pause)
-        if raw is not grpc.aio.EOF and len(raw) >= _LARGE_BYTES:
-            now = time.monotonic()
-            self._next[_sender(exchange)] = now + _PAUSE_SHARE * stood
-            if len(self._next) > _MOST_PACED:
-                self._next = {name: at for name, at in self._next.items() if at > now}
+        self._count(exchange, raw)
         return raw
 
+    async def _enter(self, exchange: Exchange) -> None:
+        """Take a slot as soon as the sender's pace allows it."""
+        while True:
+            await asyncio.sleep(self._wait_seconds(exchange))
+            await self._turns.take(exchange.client)
+            if not self._wait_seconds(exchange):
+                return
+            self._turns.give(exchange.client)
 
-async def in_steps(
-    reading: Coroutine[Any, None, Any], pause: Callable[[], Coroutine[Any, None, None]]
-) -> tuple[Any, float]:
-    """Await ``pause`` whenever a coroutine could go on; return what it does, and its last step's seconds.
+    def _wait_seconds(self, exchange: Exchange) -> float:
+        return max(0.0, self._next.get(_sender(exchange), 0.0) - asyncio.get_running_loop().time())
 
-    In the last step of reading a message gRPC joins it, which nothing else can put off.
-    """
-    return await _stepped(reading, pause)
+    def _sends_large(self, exchange: Exchange) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._next.get(_sender(exchange), -math.inf) > now - _REMEMBERED_SECONDS
 
-
-@types.coroutine
-def _stepped(
-    reading: Coroutine[Any, None, Any], pause: Callable[[], Coroutine[Any, None, None]]
-) -> Generator[Any, None, tuple[Any, float]]:
-    step = partial(reading.send, None)
-    while True:
-        began = time.monotonic()
-        try:
-            waited_for = step()
-        except StopIteration as end:
-            return end.value, time.monotonic() - began
-        try:
-            yield waited_for
-            yield from pause().__await__()
-            step = partial(reading.send, None)
-        except BaseException as error:
-            step = partial(reading.throw, error)
+    def _count(self, exchange: Exchange, raw: Any) -> None:
+        """Have the next message of its sender wait behind one that was large."""
+        if raw is grpc.aio.EOF or len(raw) < _LARGE_BYTES:
+            return
+        sender, now = _sender(exchange), asyncio.get_running_loop().time()
+        self._next[sender] = max(self._next.get(sender, 0.0), now) + len(raw) / _BYTES_A_SECOND
+        if len(self._next) > _MOST_PACED:
+            self._next = {name: at for name, at in self._next.items() if at > now}
 
 
 def _sender(exchange: Exchange) -> str:
