@@ -24,7 +24,6 @@ NAMES = (
     *("qwen3_rerank", "qwen3_vl_rerank", "nemotron_3_embed", "nemotron_colembed_vl", "nemotron_3_5_embed"),
 )
 ENCODERS = ("bert", "xlm_roberta", "bert_rerank", "xlm_roberta_rerank")
-PROFILE = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384))
 KINDS = ("graphs", "plain", "fp8", "aoti")
 # Of logits, as shares of their deviation: in bfloat16 0.0369 at most on an H100, 0.0502 from AOTInductor on
 # another. Eight bits in tiny layers of random weights, 0.58 at most: this says that the head is behind them,
@@ -46,8 +45,11 @@ def settings(kind: str, model: Model, folder: Path) -> EngineSettings:
     path = None
     if kind == "aoti":
         path = folder / f"{model.family}-engine"
+        # The longest input has room.
+        most = max(16384, model.max_tokens)
+        profile = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, most), rows=Range(1, 256, most))
         spec = BuildSpec(
-            stage=Stage.TEXT, flavour="aoti", dtype="bfloat16", layout=Layout.PACKED, profiles=(PROFILE,)
+            stage=Stage.TEXT, flavour="aoti", dtype="bfloat16", layout=Layout.PACKED, profiles=(profile,)
         )
         build_engine(model, spec, path, progress=print)
     if kind == "fp8" and torch.cuda.get_device_capability() < (8, 9):

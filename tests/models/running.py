@@ -139,7 +139,7 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
     )
     if model.output.kind is OutputKind.SPARSE:
         assert isinstance(text, NamingModule)
-        (weights,) = text.named(("",), *given)
+        (weights,) = text.named(("",), *given, given[2])
         assert weights.indices is not None
         ids = weights.indices.view(len(batch.lengths), -1).long()
         whole = torch.zeros(len(ids), model.vocab_size, device=device)

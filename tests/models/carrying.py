@@ -1,0 +1,37 @@
+"""A model's modules on any device, held to the float32 vectors that are carried for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.models import open_model
+from tessera.models.base import OutputKind
+from tests.models.running import batch_of, cosines, error, vectors
+from tests.references.carry import Carried
+
+BARS = {"bfloat16": 0.998, "float32": 0.9999}
+"""In bfloat16 one form of GELU for the other is within the noise; in float32 it is not."""
+SCORE_BARS = {"bfloat16": 0.045, "float32": 0.001}
+"""Of logits: differences, as shares of how far the logits deviate; on an H200 0.0246 at most in bfloat16."""
+
+PICTURE_BAR = 0.15
+"""Of images through layers of random weights in bfloat16, 0.106 at most on an H100."""
+
+
+def assert_carried(carried: Carried, folder: Path, *, dtype: str, device: str) -> None:
+    """Run the checkpoint, written below ``folder``, over the inputs."""
+    name, model = carried.name, open_model(carried.checkpoint(folder))
+    vision = model.load_vision(dtype=dtype, device=device) if model.vision else None
+    text = model.load_text(dtype=dtype, device=device)
+    found = vectors(model, text, batch_of(model, vision, carried.inputs))
+    if model.output.kind is OutputKind.SCORE:
+        difference = error(found, carried.vectors())
+        print(f"{name:32}{dtype:10}worst difference {difference:.5f} of a deviation")
+        pictures = name == "qwen3_vl_rerank" and dtype == "bfloat16"
+        assert difference <= (PICTURE_BAR if pictures else SCORE_BARS[dtype])
+        return
+    cosine = cosines(found, carried.vectors())
+    print(
+        f"{name:32}{dtype:10}worst cosine {cosine.min():.7f}  each {' '.join(f'{one:.5f}' for one in cosine)}"
+    )
+    assert cosine.min() >= BARS[dtype]
