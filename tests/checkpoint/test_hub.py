@@ -291,6 +291,20 @@ def test_an_unknown_family_is_refused_before_its_weights_are_fetched(hub: LocalH
     assert ran.returncode == 1 and ran.stderr.endswith(f"tessera engine: {said.error}\n")
 
 
+@pytest.mark.service
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_weights_that_are_not_read_are_refused_before_they_are_fetched(
+    hub: LocalHub, tmp_path: Path, file: str
+) -> None:
+    if file == "config.json":
+        declared = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}
+        hub.files[file] = json.dumps(json.loads(hub.files[file]) | declared).encode()
+    else:
+        hub.files[file] = b'{"quantization": {"quant_algo": "W4A8_AWQ"}}'
+    assert "quant_algo is 'W4A8_AWQ'; read are FP8, " in run(hub, tmp_path).error
+    assert file in hub.sent and "model.safetensors" not in hub.sent
+
+
 def test_a_directory_wins_over_a_hub(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

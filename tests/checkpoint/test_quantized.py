@@ -138,6 +138,84 @@ def test_four_bits_are_two_values_a_byte(tmp_path: Path) -> None:
     assert torch.equal(weights["a.weight"], by_definition(values, scale.float(), (1, 16)) * overall)
 
 
+def test_layers_of_one_file_have_their_own_algorithms(tmp_path: Path) -> None:
+    """Which of them is of which layer, ModelOpt's own file alone may say."""
+    eight, scale = float8(), torch.tensor(0.25)
+    blocks, grid = float8(), torch.rand(2, 3) + 0.1
+    packed = torch.randint(0, 256, (ROWS, COLUMNS // 2), dtype=torch.uint8)
+    steps = (torch.rand(ROWS, COLUMNS // 16) * 400).to(torch.float8_e4m3fn)
+    tensors = {
+        "a.weight": eight,
+        "a.weight_scale": scale,
+        "b.weight": packed,
+        "b.weight_scale": steps,
+        "b.weight_scale_2": torch.tensor(0.003),
+        "c.weight": blocks,
+        "c.weight_scale": grid,
+        "d.weight": torch.randn(3, 5),
+    }
+    layers = {
+        "a": {"quant_algo": "FP8"},
+        "b": {"quant_algo": "NVFP4", "group_size": 16},
+        "c": {"quant_algo": "FP8_PB_WO"},
+    }
+    directory = write(tmp_path / "whole", modelopt("MIXED_PRECISION", quantized_layers=layers), tensors)
+    whole = read(directory)
+    assert torch.equal(whole["a.weight"], eight.float() * scale)
+    assert torch.equal(whole["c.weight"], by_definition(blocks.float(), grid, (128, 128)))
+    alone = read(write(tmp_path / "alone", modelopt("NVFP4"), {k: v for k, v in tensors.items() if "b." in k}))
+    assert torch.equal(whole["b.weight"], alone["b.weight"])
+    other = write(tmp_path / "other", modelopt("mixed_precision"), tensors)
+    about = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (other / "hf_quant_config.json").write_text(json.dumps(MODELOPT | about))
+    assert all(torch.equal(value, whole[name]) for name, value in read(other).items())
+
+
+DENSE = {"format": "dense", "global_sparsity": 0.14, "sparsity_structure": "unstructured"}
+LAYERS = {"weights": {"type": "float", "strategy": "tensor", "num_bits": 8}, "targets": ["Linear"]}
+ATTENTION = {"weights": None, "input_activations": {"type": "float"}, "targets": ["LlamaAttention"]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": MODELOPT | {"quantization": {"quant_algo": "FP8"}}},
+        {"quantization_config": MODELOPT | {"quant_algo": "FP8"}},
+        {"text_config": {"quantization_config": modelopt("FP8")}},
+        {"compression_config": compressed("float-quantized", num_bits=8)},
+        {"quantization_config": compressed("float-quantized") | {"sparsity_config": DENSE}},
+        {"quantization_config": compressed("float-quantized") | {"quant_method": "compressed_tensors"}},
+        {
+            "quantization_config": compressed("float-quantized")
+            | {"config_groups": {"group_0": LAYERS, "group_1": ATTENTION}}
+        },
+    ],
+    ids=["own", "producer", "text", "early", "dense", "underscore", "attention"],
+)
+def test_every_place_and_form_of_a_declaration_is_found(tmp_path: Path, config: dict[str, Any]) -> None:
+    values, scale = float8(), torch.tensor(0.25)
+    directory = write(tmp_path / "model", {}, {"a.weight": values, "a.weight_scale": scale})
+    (directory / "config.json").write_text(json.dumps(config))
+    assert torch.equal(read(directory)["a.weight"], values.float() * scale)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        modelopt("FP8", kv_cache_scheme={"type": "float", "num_bits": 8}),
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_scheme": {"num_bits": 8}},
+        {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}},
+    ],
+    ids=["beside weights", "modelopt", "compressed-tensors", "no groups"],
+)
+def test_scales_of_caches_are_not_read(tmp_path: Path, declared: dict[str, Any]) -> None:
+    plain, one = torch.randn(3, 5), torch.tensor(0.5)
+    names = ("k_proj.k_scale", "v_proj.v_scale", "q_scale", "k_zero_point", "kv_scale", "k_proj.output_scale")
+    tensors = {"a.q_proj.weight": plain, **{f"a.{name}": one.clone() for name in names}}
+    assert read(write(tmp_path / "model", declared, tensors)).keys() == {"a.q_proj.weight"}
+
+
 # The package compiles how it packs.
 @pytest.mark.compiles
 @pytest.mark.parametrize(
@@ -320,6 +398,8 @@ def vectors(path: Path) -> torch.Tensor:
         (compressed("pack-quantized", num_bits=4), "format must be one of"),
         (compressed("float-quantized", type="int"), r"weights\.type must be one of"),
         (compressed("float-quantized", symmetric=False), "symmetric is false"),
+        (compressed("float-quantized", strategy="attn_head"), r"weights\.strategy must be one of"),
+        (compressed("float-quantized") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is set"),
         (compressed("float-quantized") | {"transform_config": {"R1": {}}}, "transform_config is set"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt must be one of"),

@@ -36,13 +36,14 @@ class Several:
     rpc: Sequence[str]
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start_worker(self, name: str, checkpoint: Path) -> subprocess.Popen[bytes]:
+    def start_worker(self, name: str, checkpoint: Path, *flags: str) -> subprocess.Popen[bytes]:
         process = self.stack.enter_context(
             _process(
                 [
                     *("tessera.worker", "--disaggregation-mode", "agg", "--model-path", str(checkpoint)),
                     *("--served-model-name", name, "--namespace", namespace_of(NAMESPACE, name)),
                     *(*self.rpc, "--multimodal-embedding-cache-capacity-gb", "0.05"),
+                    *flags,
                 ],
                 self.environment,
                 self.folder / f"{len(self.workers)}.log",

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tessera.checkpoint.loading import as_stored
 from tessera.models import open_model
+from tessera.models.base import Content, PairLimits, PairModel, Prompt, Role
 from tessera.nn.fp8 import Fp8Weight, rounded
 from tessera.nn.layer import Linear
+from tessera_engines.calibration import Calibration
 from tessera_engines.cli import main
 from tessera_engines.quantize.checkpoint import excludes, left_out
+from tessera_engines.quantize.inputs import Inputs
 from tessera_engines.quantize.tower import Seen, chosen, loss_of
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY
 from tests.models.running import Given, batch_of, cosines, vectors
 
 TEXTS = ["two cats on a sofa", "the sum of the first ten primes", "a page about nothing at all", "x"]
@@ -151,6 +157,44 @@ def test_a_quantized_checkpoint_is_refused(
     with pytest.raises(SystemExit):
         run(eight, source, tmp_path / "again", "--most-loss", "1")
     assert "is quantized already" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "reranker"
+    write_checkpoint(path, VL_RERANK_TINY)
+    return path
+
+
+def test_a_model_of_pairs_is_calibrated_with_pairs(reranker: Path, source: Path, tmp_path: Path) -> None:
+    """Each line with the one before it as the query, and each image with a line."""
+    model = open_model(reranker)
+    assert isinstance(model, PairModel)
+    inputs = Inputs.of(model, Calibration.read(source), 128)
+    expected = []
+    for number, text in enumerate(TEXTS):
+        query, document = (Content(parts=(side,), role=Role.QUERY) for side in (TEXTS[number - 1], text))
+        (prompt,) = model.pairs(
+            query, [document], limits=PairLimits(tokens=512), query_param="query", params=["document"]
+        )
+        assert isinstance(prompt, Prompt)
+        expected.append(prompt.tokens.tolist())
+    found = [
+        part.tolist() for batch in inputs.texts for part in np.split(batch.input_ids, batch.cu_seqlens[1:-1])
+    ]
+    assert sorted(found) == sorted(expected)
+    out = run(reranker, source, tmp_path / "out", "--stage", "all", "--most-loss", "100")
+    assert any(value.dtype == torch.float8_e4m3fn for value in load_file(out / "model.safetensors").values())
+
+
+def test_images_of_a_model_of_pairs_need_a_query(
+    reranker: Path, photos: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "flower.jpg").write_bytes(photos["flower"])
+    with pytest.raises(SystemExit):
+        run(reranker, tmp_path / "images", tmp_path / "out")
+    assert "no line of text, a query for its images" in capsys.readouterr().err
 
 
 def test_the_scale_is_that_with_the_least_loss() -> None:

@@ -223,6 +223,8 @@ class _Fetch:
             self._download(commit, [files[ADAPTER_FILE if alone else CONFIG_FILE]])
             self._recognise(folder)
             self._download(commit, [files[name] for name in described])
+            # How weights are quantised may stand in a file of its own.
+            self._recognise(folder)
             self._download(commit, self._of_modules(commit, folder))
             weights = self._weights(folder, files)
             self._download(commit, [files[name] for name in weights if name != ADAPTER_WEIGHTS], said=True)

@@ -1,6 +1,7 @@
 """Reads how weights are quantised, and joins each with its scales; torch-free.
 
-Three declarations are known, by ``quantization_config`` of ``config.json``, or ``hf_quant_config.json``:
+Three declarations are known, by ``quantization_config`` of ``config.json`` or of the text model in it, or by
+``hf_quant_config.json``:
 NVIDIA's ModelOpt (FP8 by tensor, by row and by blocks, MXFP8, NVFP4), ``compressed-tensors`` (the same, and
 MXFP4), and transformers' and DeepSeek's ``fp8``. All keep a weight's values beside scales that they are
 multiplied by. Loading does that in float32 and rounds once, or leaves E4M3 values to products in FP8, for
@@ -27,13 +28,18 @@ MODELOPT_FILE: Final = "hf_quant_config.json"
 Block = tuple[int, int]
 """Rows and columns that have one scale."""
 
-_KEY: Final = "quantization_config"
+# The second is of early files of compressed-tensors.
+_KEYS: Final = ("quantization_config", "compression_config")
+_TEXT: Final = "text_config"
 _MIXED: Final = "MIXED_PRECISION"
+_LAYERS: Final = "quantized_layers"
+_ALGORITHM: Final = "quant_algo"
 # The blocks of ModelOpt's algorithms; none where a scale is of a row or of the tensor.
 _MODELOPT: Final[dict[str, Block | None]] = {
     "FP8": None,
     "FP8_PER_CHANNEL_PER_TOKEN": None,
     "FP8_PB_WO": (128, 128),
+    "FP8_BLOCK_SCALES": (128, 128),
     "MXFP8": (1, 32),
     "NVFP4": (1, 16),
     "W4A16_NVFP4": (1, 16),
@@ -42,6 +48,7 @@ _COMPRESSED: Final = (
     *("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"),
     *("mxfp8-quantized", "mixed-precision", "dense"),
 )
+_STRATEGIES: Final = ("tensor", "channel", "group", "block", "tensor_group")
 _WEIGHT: Final = ".weight"
 _PACKED: Final = ".weight_packed"
 _SCALES: Final = (".weight_scale", ".weight_scale_inv")
@@ -50,7 +57,12 @@ _OVERALL: Final = ".weight_scale_2"
 _OVERALL_DIVISOR: Final = ".weight_global_scale"
 # Of what an E4M3 product reads beside its weight.
 _OF_INPUTS: Final = (".input_scale", ".activation_scale")
-_BESIDE: Final = (*_OF_INPUTS, ".input_global_scale", ".k_scale", ".v_scale")
+# Of caches, by the names that exporters gave them over time.
+_OF_CACHES: Final = (
+    *(f".{part}_{end}" for part in "qkv" for end in ("scale", "zero_point")),
+    *(".kv_scale", ".output_scale", ".prob_output_scale"),
+)
+_BESIDE: Final = (*_OF_INPUTS, ".input_global_scale", *_OF_CACHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +82,16 @@ class Quantization:
 
         Raises ``CheckpointError`` naming file and key for one that is not known.
         """
-        config = Section.read(directory / CONFIG_FILE, optional=True)
-        if config.has(_KEY):
-            declared = config.section(_KEY)
-            method = declared.string("quant_method")
-        elif (directory / MODELOPT_FILE).exists():
-            declared, method = Section.read(directory / MODELOPT_FILE), "modelopt"
-        else:
+        declared = _declaration(directory)
+        if declared is None:
             return None
+        method = declared.string("quant_method", _made_by(declared)).lower()
         if method.startswith("modelopt"):
             return cls(declared, _of_modelopt(declared))
         if method == "fp8":
             declared.string("fmt", "e4m3", among=("e4m3",))
             return cls(declared, frozenset(_block(declared, "weight_block_size")))
-        if method == "compressed-tensors":
+        if method in ("compressed-tensors", "compressed_tensors"):
             return cls(declared, *_of_compressed(declared))
         known = "modelopt, compressed-tensors and fp8"
         raise declared.error("quant_method", f"is {method!r}; of quantised weights {known} are read")
@@ -177,21 +185,45 @@ def _does_not_cover(scale: StoredTensor, tensor: StoredTensor) -> CheckpointErro
     )
 
 
+def _declaration(directory: Path) -> Section | None:
+    """Return the first that there is; of mixed layers, which may be listed in the second alone, that."""
+    config = Section.read(directory / CONFIG_FILE, optional=True)
+    places = [config, config.section(_TEXT)] if isinstance(config.values.get(_TEXT), dict) else [config]
+    found = (place.section(key) for place in places for key in _KEYS if place.has(key))
+    declared = next(found, None)
+    file = directory / MODELOPT_FILE
+    mixed = declared is not None and str(declared.values.get(_ALGORITHM)).upper() == _MIXED
+    if file.exists() and (declared is None or (mixed and not declared.has(_LAYERS))):
+        return Section.read(file)
+    return declared
+
+
+def _made_by(config: Section) -> str | None:
+    """Return the method of files that do not name it: ModelOpt's own."""
+    by = config.values.get("producer")
+    inner = config.has("quantization")
+    return "modelopt" if inner or (isinstance(by, dict) and by.get("name") == "modelopt") else None
+
+
 def _of_modelopt(config: Section) -> frozenset[Block]:
     inner = config.section("quantization") if config.has("quantization") else config
-    named = [(inner, "quant_algo")]
-    if inner.string("quant_algo").upper() == _MIXED:
-        layers = inner.section("quantized_layers")
-        named = [(layers.section(layer), "quant_algo") for layer in layers.values]
+    if _ALGORITHM in inner.values and not inner.has(_ALGORITHM):
+        # Caches alone are quantised.
+        return frozenset()
+    named = [inner]
+    if inner.string(_ALGORITHM).upper() == _MIXED:
+        layers = inner.section(_LAYERS)
+        named = [layers.section(layer) for layer in layers.values]
     blocks: set[Block] = set()
-    for section, key in named:
-        algorithm = section.string(key)
+    for section in named:
+        algorithm = section.string(_ALGORITHM)
         if algorithm.upper() not in _MODELOPT:
-            raise section.error(key, f"is {algorithm!r}; read are {', '.join(_MODELOPT)}")
+            raise section.error(_ALGORITHM, f"is {algorithm!r}; read are {', '.join(_MODELOPT)}")
         block = _MODELOPT[algorithm.upper()]
         if block is not None:
             height, width = block
-            blocks.add((height, section.integer("group_size", width) if height == 1 else width))
+            size = section.integer("group_size", width)
+            blocks.add((min(height, size), size))
     return frozenset(blocks)
 
 
@@ -199,19 +231,24 @@ def _of_compressed(config: Section) -> tuple[frozenset[Block], bool]:
     """Return the blocks, and whether products round their inputs in every group."""
     config.string("format", _COMPRESSED[0], among=_COMPRESSED)
     config.string("quantization_status", "compressed", among=("compressed", "frozen"))
-    for key in ("sparsity_config", "transform_config"):
-        # Transforms turn the axes of weights.
-        if config.values.get(key):
-            raise config.error(key, "is set, which is not done")
-    groups = config.section("config_groups")
+    sparsity = config.values.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        raise config.error("sparsity_config", "is set, and not of format dense: it is not read")
+    if config.values.get("transform_config"):
+        raise config.error("transform_config", "is set, which turns the axes of weights: it is not read")
+    # Without a group, or without weights in one, caches or inputs of attention alone are quantised.
+    groups = config.section("config_groups") if config.has("config_groups") else replace(config, values={})
     blocks: set[Block] = set()
     rounds_inputs = True
     for name in groups.values:
         group = groups.section(name)
+        if not group.has("weights"):
+            continue
         if group.has("format"):
             group.string("format", among=_COMPRESSED)
         weights = group.section("weights")
         weights.string("type", among=("float",))
+        weights.string("strategy", _STRATEGIES[0], among=_STRATEGIES)
         if not weights.flag("symmetric", True):
             raise weights.error("symmetric", "is false: weights with zero points are not read")
         blocks.update(_block(weights, "block_structure"))

@@ -9,6 +9,7 @@ from typing import cast
 
 from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared
+from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 from tessera.models.base import (
@@ -19,6 +20,7 @@ from tessera.models.base import (
     Truncate,
     architectures_of,
 )
+from tessera.models.options import OptionsFamily
 from tessera.siblings import MODELS, siblings
 from tessera.small_files import read_json
 
@@ -103,9 +105,18 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
 
     Of several the one of the task that the option ``task`` names, or the checkpoint. Raises
     ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type`` with
-    its ``architectures``.
+    its ``architectures``; and for weights that are quantised in a way that is not read, which is said before
+    gigabytes of them are downloaded.
     """
     directory = Path(path).resolve()
+    family = _serving(directory, options)
+    # Others read their weights themselves.
+    if isinstance(family, OptionsFamily):
+        Quantization.read(directory)
+    return family
+
+
+def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     config = directory / "config.json"
     try:
         parsed = read_json(config)

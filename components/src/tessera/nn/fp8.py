@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 LARGEST: Final = 448.0
 """The largest finite e4m3 number."""
@@ -69,6 +69,16 @@ class Fp8Weight:
     def multiplied(self) -> torch.Tensor:
         """Return the weight that the values and scales stand for, float32."""
         return self.values.float() * self.scales[:, None]
+
+    def reference(
+        self, rows: torch.Tensor, bias: torch.Tensor | None = None, whole: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return float32 ``[total, columns]`` of ``rows`` ``[total, inner]`` by plain torch.
+
+        ``whole`` is what ``multiplied`` returns, where that is kept.
+        """
+        weight = self.multiplied() if whole is None else whole
+        return linear(rounded(rows, self.input_scale), weight, bias)
 
     def product(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None

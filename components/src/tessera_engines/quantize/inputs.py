@@ -10,8 +10,20 @@ import numpy as np
 import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, output_rows, pack, pack_images
-from tessera.errors import ConfigError
-from tessera.models.base import Content, Model, Pixels, Role, TextModule, VisionModule
+from tessera.errors import ConfigError, InvalidInput
+from tessera.models.base import (
+    Content,
+    ImagePlan,
+    Int32Array,
+    Model,
+    PairLimits,
+    PairModel,
+    Pixels,
+    Role,
+    TextModule,
+    Truncate,
+    VisionModule,
+)
 from tessera_engines.calibration import Calibration, prompt_tokens
 
 _TOKENS: Final = 4096
@@ -22,29 +34,44 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Batches of the texts, and of the images; vision rows are made anew by each call."""
+    """Batches of the texts, and of the images; vision rows are made anew by each call.
+
+    ``queries`` are what a model of pairs reads its images with, one after another.
+    """
 
     model: Model
     texts: list[TextBatch]
     images: list[VisionBatch]
+    queries: tuple[str, ...]
 
     @classmethod
     def of(cls, model: Model, source: Calibration, most: int) -> Inputs:
         """Take up to ``most`` texts and images, spread over the source.
 
-        A line is a query and a passage by turns. Raises ``ConfigError`` for a source without either, and
-        ``InvalidInput`` for an input that the model refuses.
+        A line is a query and a passage by turns; for a model of pairs it is a document, and the line before
+        it is the query. Raises ``ConfigError`` for a source without either, and for images of pairs without
+        a line; ``InvalidInput`` for an input that the model refuses.
         """
+        lines = spread(list(source.lines.items()), most)
+        queries = tuple(line for _, line in lines)
         texts = [
-            _text(model, line, where, (Role.PASSAGE, Role.QUERY)[number % 2])
-            for number, (where, line) in enumerate(spread(list(source.lines.items()), most))
+            _input(
+                model,
+                Content(parts=(line,), role=(Role.PASSAGE, Role.QUERY)[number % 2]),
+                queries[number - 1],
+                where,
+            )
+            for number, (where, line) in enumerate(lines)
         ]
         pixels = []
         if model.vision is not None:
             pixels = [model.preprocess(picture) for picture in spread(source.pictures(), most)]
         if not texts and not pixels:
             raise ConfigError("calibration: the source holds neither an image nor a line of text")
-        return cls(model=model, texts=_packed(texts), images=_packed_images(model, pixels))
+        if pixels and not queries and isinstance(model, PairModel):
+            raise ConfigError("calibration: the source holds no line of text, a query for its images")
+        images = _packed_images(model, pixels)
+        return cls(model=model, texts=_packed(texts), images=images, queries=queries)
 
     @torch.inference_mode()
     def vision_rows(self, module: VisionModule) -> list[torch.Tensor]:
@@ -66,15 +93,15 @@ class Inputs:
         if model.vision is None or model.vision.gives_output:
             return self.texts
         plans = [plan for batch in self.images for plan in batch.plans]
-        prompts = [prompt_tokens(model, Content(parts=(plan,), role=Role.PASSAGE), "image") for plan in plans]
         made = [
-            PackedInput(
-                tokens=tokens,
-                positions=model.positions(tokens, (plan,)),
-                vision=(own,),
-                vision_index=model.vision_index(tokens),
+            _input(
+                model,
+                Content(parts=(plan,), role=Role.PASSAGE),
+                self.queries[number % len(self.queries)] if self.queries else "",
+                "image",
+                own,
             )
-            for tokens, plan, own in zip(prompts, plans, rows, strict=True)
+            for number, (plan, own) in enumerate(zip(plans, rows, strict=True))
         ]
         return [*self.texts, *_packed(made)]
 
@@ -103,9 +130,34 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     )
 
 
-def _text(model: Model, line: str, where: str, role: Role) -> PackedInput:
-    tokens = prompt_tokens(model, Content(parts=(line,), role=role), where)
-    return PackedInput(tokens=tokens, positions=model.positions(tokens, ()))
+def _input(
+    model: Model, content: Content, query: str, where: str, rows: torch.Tensor | None = None
+) -> PackedInput:
+    """Return a content with the vision rows of its image; for a model of pairs as the query's document."""
+    plans = tuple(part for part in content.parts if isinstance(part, ImagePlan))
+    if isinstance(model, PairModel):
+        tokens = _pair(model, query, content, where)
+    else:
+        tokens = prompt_tokens(model, content, where)
+    return PackedInput(
+        tokens=tokens,
+        positions=model.positions(tokens, plans),
+        vision=() if rows is None else (rows,),
+        vision_index=model.vision_index(tokens),
+    )
+
+
+def _pair(model: PairModel, query: str, content: Content, where: str) -> Int32Array:
+    (prompt,) = model.pairs(
+        Content(parts=(query,), role=Role.QUERY),
+        [content],
+        limits=PairLimits(tokens=model.max_tokens, truncate=Truncate.END),
+        query_param=where,
+        params=[where],
+    )
+    if isinstance(prompt, InvalidInput):
+        raise prompt
+    return prompt.tokens
 
 
 def _packed(inputs: Sequence[PackedInput]) -> list[TextBatch]:

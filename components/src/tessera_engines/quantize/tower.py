@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from torch.nn.functional import linear as product_of
 
 from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
 from tessera.nn.fp8 import LARGEST, Fp8Weight, rounded, values_of
@@ -53,9 +52,7 @@ class Trying(Form):
         self._weights = weights
 
     def product(self, linear: Linear, rows: Rows) -> torch.Tensor:
-        weight = self._weights[linear]
-        given = rounded(tensor(rows), weight.input_scale)
-        return product_of(given, weight.multiplied(), linear.bias)
+        return self._weights[linear].reference(tensor(rows), linear.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
