@@ -165,7 +165,9 @@ def test_layers_of_one_file_have_their_own_algorithms(tmp_path: Path) -> None:
     whole = read(directory)
     assert torch.equal(whole["a.weight"], eight.float() * scale)
     assert torch.equal(whole["c.weight"], by_definition(blocks.float(), grid, (128, 128)))
-    alone = read(write(tmp_path / "alone", modelopt("NVFP4"), {k: v for k, v in tensors.items() if "b." in k}))
+    alone = read(
+        write(tmp_path / "alone", modelopt("NVFP4"), {k: v for k, v in tensors.items() if "b." in k})
+    )
     assert torch.equal(whole["b.weight"], alone["b.weight"])
     other = write(tmp_path / "other", modelopt("mixed_precision"), tensors)
     about = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
@@ -452,7 +454,10 @@ def vectors(path: Path) -> torch.Tensor:
         (compressed("float-quantized", type="int"), r"weights\.type must be one of"),
         (compressed("float-quantized", symmetric=False), "symmetric is false"),
         (compressed("float-quantized", strategy="attn_head"), r"weights\.strategy must be one of"),
-        (compressed("float-quantized") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is set"),
+        (
+            compressed("float-quantized") | {"sparsity_config": {"format": "sparse-24"}},
+            "sparsity_config is set",
+        ),
         (compressed("float-quantized") | {"transform_config": {"R1": {}}}, "transform_config is set"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt must be one of"),

@@ -46,7 +46,7 @@ def end(worker: subprocess.Popen[bytes]) -> None:
 
 def test_vectors_of_one_precision_are_not_kept_for_another(checkpoint: Path, tmp_path: Path) -> None:
     """Neither when the second comes and the first goes, nor when the first comes back."""
-    coarse = json.dumps(dict.fromkeys(("vision", "text"), {"dtype": "bfloat16"}))
+    coarse = json.dumps({stage: {"dtype": "bfloat16"} for stage in ("vision", "text")})
     with several(tmp_path, {NAME: checkpoint}, "--result-cache-mb", "4") as running:
         wait(running, "float32")
         exact, first = vector(running), running.workers[NAME]

@@ -37,9 +37,12 @@ def test_every_family_is_written_as_readers_of_the_layout_take_it(
     with safe_open(out / "model.safetensors", framework="pt") as file:
         tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
         eight = {name for name, value in tensors.items() if value.get_dtype() == "F8_E4M3"}
-        matrices = {n for n, value in tensors.items() if len(value.get_shape()) == 2 and n.endswith(".weight")}
+        matrices = {
+            n for n, value in tensors.items() if len(value.get_shape()) == 2 and n.endswith(".weight")
+        }
     modules = {name.removesuffix(".weight") for name in eight}
-    assert modules and {f"{name}.{end}_scale" for name in modules for end in ("weight", "input")} <= tensors.keys()
+    scales = {f"{name}.{end}_scale" for name in modules for end in ("weight", "input")}
+    assert modules and scales <= tensors.keys()
     ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
     for name in matrices:
         module = name.removesuffix(".weight")
