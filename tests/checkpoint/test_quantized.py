@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import TINY as BERT_TINY
 from tessera_tools.random_checkpoint.llama import TINY
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
 from tests.models import running
@@ -163,7 +165,9 @@ def test_layers_of_one_file_have_their_own_algorithms(tmp_path: Path) -> None:
     whole = read(directory)
     assert torch.equal(whole["a.weight"], eight.float() * scale)
     assert torch.equal(whole["c.weight"], by_definition(blocks.float(), grid, (128, 128)))
-    alone = read(write(tmp_path / "alone", modelopt("NVFP4"), {k: v for k, v in tensors.items() if "b." in k}))
+    alone = read(
+        write(tmp_path / "alone", modelopt("NVFP4"), {k: v for k, v in tensors.items() if "b." in k})
+    )
     assert torch.equal(whole["b.weight"], alone["b.weight"])
     other = write(tmp_path / "other", modelopt("mixed_precision"), tensors)
     about = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
@@ -259,6 +263,57 @@ def test_it_is_what_compressed_tensors_makes_of_its_own_files(
     torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=0)
     # Half of the largest step of a type.
     assert (ours - plain).abs().max() <= plain.abs().max() * (0.04 if weights["num_bits"] == 8 else 0.2)
+
+
+@pytest.mark.compiles
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.parametrize("strategy", ["tensor", "channel"])
+def test_a_model_is_what_transformers_loads_of_the_same_files(tmp_path: Path, strategy: str) -> None:
+    """Written by the package as exporters write it, with a module left out by name."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from transformers import AutoModel, CompressedTensorsConfig
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_checkpoint(source, BERT_TINY)
+    shutil.copytree(source, out)
+    eight = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**eight, "strategy": strategy, "dynamic": False},
+        "input_activations": {**eight, "strategy": "token", "dynamic": True},
+    }
+    left_out = "encoder.layer.1.output.dense"
+    config = QuantizationConfig(
+        config_groups={"group_0": group}, format="float-quantized", ignore=[left_out, "pooler.dense"]
+    )
+    model = AutoModel.from_pretrained(source, dtype=torch.float32)
+    apply_quantization_config(model, config)
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            largest = module.weight.abs()
+            largest = largest.amax(1, keepdim=True) if strategy == "channel" else largest.amax().reshape(1)
+            module.weight_scale.data = largest / 448
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format="float-quantized")
+    compressor.compress_model(model)
+    model.save_pretrained(out)
+    compressor.update_config(str(out))
+    stored = load_file(out / "model.safetensors")
+    assert stored["encoder.layer.0.output.dense.weight"].dtype == torch.float8_e4m3fn
+    assert stored[f"{left_out}.weight"].dtype == torch.float32
+
+    theirs = AutoModel.from_pretrained(out, quantization_config=CompressedTensorsConfig(dequantize=True))
+    ours, plain = (open_model(path).load_text(dtype="float32", device="cpu") for path in (out, source))
+    tokens = torch.arange(1, 12, dtype=torch.int32)
+    given = (
+        *(tokens, torch.stack((tokens - 1, torch.zeros_like(tokens))), torch.tensor([0, 11]).int(), [11]),
+        *(torch.empty(0, 1), torch.empty(0, dtype=torch.int32)),
+    )
+    with torch.inference_mode():
+        expected = theirs(input_ids=tokens[None].long()).last_hidden_state.mean(1)
+        found, other = ours(*given), plain(*given)
+    assert float(torch.cosine_similarity(found, expected)) > 0.99999
+    assert float(torch.cosine_similarity(other, expected)) < 0.9999
 
 
 def test_a_model_is_that_of_its_weights_multiplied_out(tmp_path: Path) -> None:
@@ -399,7 +454,10 @@ def vectors(path: Path) -> torch.Tensor:
         (compressed("float-quantized", type="int"), r"weights\.type must be one of"),
         (compressed("float-quantized", symmetric=False), "symmetric is false"),
         (compressed("float-quantized", strategy="attn_head"), r"weights\.strategy must be one of"),
-        (compressed("float-quantized") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is set"),
+        (
+            compressed("float-quantized") | {"sparsity_config": {"format": "sparse-24"}},
+            "sparsity_config is set",
+        ),
         (compressed("float-quantized") | {"transform_config": {"R1": {}}}, "transform_config is set"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt must be one of"),

@@ -46,8 +46,8 @@ def end(worker: subprocess.Popen[bytes]) -> None:
 
 def test_vectors_of_one_precision_are_not_kept_for_another(checkpoint: Path, tmp_path: Path) -> None:
     """Neither when the second comes and the first goes, nor when the first comes back."""
-    coarse = json.dumps(dict.fromkeys(("vision", "text"), {"dtype": "bfloat16"}))
-    with several(tmp_path, {NAME: checkpoint}) as running:
+    coarse = json.dumps({stage: {"dtype": "bfloat16"} for stage in ("vision", "text")})
+    with several(tmp_path, {NAME: checkpoint}, "--result-cache-mb", "4") as running:
         wait(running, "float32")
         exact, first = vector(running), running.workers[NAME]
         second = running.start_worker(NAME, checkpoint, "--override-engine-args", coarse)

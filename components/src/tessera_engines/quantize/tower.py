@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
-from tessera.nn.fp8 import LARGEST, Fp8Weight, rounded, values_of
+from tessera.nn.fp8 import LARGEST, Fp8Weight, rounded, row_scales, values_of
 from tessera.nn.layer import Linear, Stack, use
 
 _ROWS: Final = 256
@@ -137,7 +137,7 @@ def chosen(linear: Linear, seen: Seen) -> Fp8Weight:
     Tried are the largest input there was, and numbers that nearly all inputs are below.
     """
     weight = linear.weight.float()
-    scale = (weight.abs().amax() / LARGEST).clamp(min=1e-12)
+    scale = row_scales(weight.reshape(1, -1)).reshape(())
     values, scales = values_of(weight, scale), scale.expand(len(weight)).contiguous()
     whole = values.float() * scale
     rows = torch.cat(seen.rows).float()
