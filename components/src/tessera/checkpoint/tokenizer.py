@@ -18,8 +18,8 @@ from tessera.errors import CheckpointError
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
-# The classes of ``transformers`` that make their ``BertNormalizer`` by what ``tokenizer_config.json`` says, or by
-# their defaults, whatever ``tokenizer.json`` says (4.57 and 5.24). The others take the file as it is.
+# The classes of ``transformers`` that make their ``BertNormalizer`` by ``tokenizer_config.json``, or by their
+# defaults, whatever ``tokenizer.json`` says (4.57 and 5.24). The others take the file as it is.
 _BERT_CLASSES: Final = frozenset(
     {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"}
 )
@@ -112,8 +112,8 @@ class PlainTokenizer:
     ``tokenizer`` is the checkpoint's own without its added tokens, so that their literal text is split like
     any other. ``added`` are the entries of ``added_tokens`` by content: control tokens are looked up here
     once and inserted as ids. ``post_processor`` is the file's, None where it has none; families that take
-    over what it adds to a text read it. ``changes`` is what ``tokenizer_config.json`` makes of it in another way
-    than ``tokenizer.json``, as JSON, else empty. Thread-safe.
+    over what it adds to a text read it. ``changes`` is what ``tokenizer_config.json`` says of the normaliser
+    against ``tokenizer.json``, as JSON, else empty. Thread-safe.
     """
 
     path: Path
