@@ -10,7 +10,7 @@ from typing import cast
 from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.source import Source
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import (
     Family,
     Model,
@@ -19,7 +19,7 @@ from tessera.models.base import (
     Truncate,
     architectures_of,
 )
-from tessera.siblings import MODELS, siblings
+from tessera.siblings import MODELS, distribution_of, load, siblings
 from tessera.small_files import read_json
 
 __all__ = [
@@ -66,14 +66,27 @@ _BUILT_IN = (
 
 
 def families() -> list[Family]:
-    """The built-in families and those that installed packages declare as entry points."""
+    """The built-in families and those that installed packages declare as entry points.
+
+    Raises ``ConfigError`` for a package's that cannot be loaded, or has the name of another one.
+    """
     found = []
     for place in _BUILT_IN:
         package, _, name = place.partition(":")
         found.append(
             cast(Family, getattr(import_module(f"tessera.models.{package}.model"), name or "FAMILY"))
         )
-    return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
+    names = {family.name for family in found}
+    for entry in siblings(MODELS):
+        family = cast(Family, load(entry))
+        if family.name in names:
+            package = distribution_of(entry)
+            raise ConfigError(
+                f"the package {package} adds a family {family.name!r}, and there is one already"
+            )
+        names.add(family.name)
+        found.append(family)
+    return found
 
 
 def find(model: str, revision: str = "", *, known: Source | None = None, bar: bool = False) -> Source:
@@ -103,7 +116,7 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
 
     Of several the one of the task that the option ``task`` names, or the checkpoint. Raises
     ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type`` with
-    its ``architectures``.
+    its ``architectures``, and ``ConfigError`` when several do: which one it is would be left to chance.
     """
     directory = Path(path).resolve()
     config = directory / "config.json"
@@ -129,9 +142,14 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     asked = options.get("task", "auto")
     if tasks and (special := tasks.get(_declared_task(directory) if asked == "auto" else asked)):
         return special
-    for family in serving:
-        if _task_of(family) is None:
-            return family
+    plain = [family for family in serving if _task_of(family) is None]
+    if named and len(plain) > 1:
+        raise ConfigError(
+            f"{config}: model_type {model_type!r} with architectures {named!r} is served by the families"
+            f" {', '.join(family.name for family in plain)}; uninstall the package of all but one"
+        )
+    if plain:
+        return plain[0]
     served = sorted(name for family in of_type for name in architectures_of(family))
     raise CheckpointError(
         f"{config}: model_type {model_type!r} is served with one of the architectures {served}, not {named!r}"
