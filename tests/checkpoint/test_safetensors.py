@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.dtypes import DTYPES
 from tessera.errors import CheckpointError
+from tessera.small_files import read_json
 from tessera_tools.random_checkpoint.weights import encode_header
 
 
@@ -78,6 +79,24 @@ def test_files_cut_short(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="not a safetensors file, or cut short"):
         WeightFile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a pointer of Git LFS"),
+        (b"PK\x03\x04" + b"\xff" * 90, "a ZIP archive"),
+        (b"<!DOCTYPE html><html><body>Please log in</body></html>", "a page of markup"),
+    ],
+)
+def test_what_stands_in_its_place_is_named(tmp_path: Path, content: bytes, kind: str) -> None:
+    """What a clone without LFS, a renamed file and a download behind a log-in leave."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"a.safetensors: is {kind}"):
+        WeightFile.read(path)
+    with pytest.raises(ValueError, match=f"it is {kind}"):
+        read_json(path)
 
 
 def test_no_file(tmp_path: Path) -> None:

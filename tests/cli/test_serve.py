@@ -184,6 +184,18 @@ def test_what_changed_beside_the_models_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_of_keys_that_holds_others_is_named(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    for words in ([f"--api-keys-file={keys}"], ["--api-keys-file", str(keys)]):
+        keys.write_text("first-key-of-all alice\n")
+        before = asked(tmp_path, TWO, *words)
+        assert changed(before, asked(tmp_path, TWO, *words)) == []
+        keys.write_text("first-key-of-all alice\nsecond-key-of-all bob\n")
+        assert changed(before, asked(tmp_path, TWO, *words)) == [f"what --api-keys-file {keys} holds"]
+        keys.unlink()
+        assert changed(before, asked(tmp_path, TWO, *words)) == [f"what --api-keys-file {keys} holds"]
+
+
 def test_values_of_yaml_are_what_a_variable_would_hold(tmp_path: Path) -> None:
     text = """
 model_options: {max_pixels: 8192}

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -163,6 +164,32 @@ def test_one_model_that_is_no_list_is_not_changed(checkpoints: dict[str, Path], 
         serve.write({"model": str(checkpoints["one"])})
         serve.reload("models has changed, which takes effect after a restart")
         assert serve.ask("one").status_code == 200
+
+
+def test_a_key_is_withdrawn_by_a_restart_of_the_frontends(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("key-of-alice alice\nkey-of-bob bob\n")
+    serve = Serve(tmp_path, {"model": str(checkpoints["one"])}, api_keys_file=str(keys))
+
+    def statuses() -> list[int]:
+        names = ("key-of-alice", "key-of-bob", "key-of-carol")
+        ask = partial(httpx.get, f"{serve.url}/v1/models", timeout=60)
+        return [ask(headers={"X-API-Key": name}).status_code for name in names]
+
+    with serve.running():
+        assert statuses() == [200, 200, 401]
+        keys.write_text("key-of-bob bob\nkey-of-carol carol\n")
+        serve.reload("tessera: no model was added, taken away or changed")
+        warned = f"what --api-keys-file {keys} holds has changed, which takes effect after a restart"
+        assert warned in serve.log.read_text() and statuses() == [200, 200, 401]
+        # As docs/operations.md has it.
+        words = {pid: command_line(pid) for pid in children(serve.process.pid)}
+        (frontend,) = (pid for pid, line in words.items() if "tessera.frontend" in line)
+        os.kill(frontend, signal.SIGTERM)
+        serve.wait_for("listening on", 2)
+        assert statuses() == [401, 200, 200]
 
 
 def test_what_cannot_be_used_changes_nothing(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models import families, family_of, open_model
+from tessera.siblings import siblings
 from tessera_tools.random_checkpoint.checkpoint import main
+from tests.distribution import write_distribution
 
 
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
@@ -127,3 +130,52 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
 def test_families_of_one_model_type(tmp_path: Path, named: dict[str, object], family: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama_bidirec", **named}))
     assert family_of(tmp_path).name == family
+
+
+OF_ANOTHER = """
+class FAMILY:
+    name = {name!r}
+    model_types = ({model_type!r},)
+    architectures = ("BertModel",)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import nothing_of_this_name", r"ModuleNotFoundError: .*nothing_of_this_name.*theirs\.py:1\)"),
+        ("\nFAMILY = 1 / 0", r"ZeroDivisionError: division by zero .*theirs\.py:2\)"),
+        ("FAMILIES = []", "has no attribute 'FAMILY'"),
+        (
+            OF_ANOTHER.format(name="bert", model_type="theirs"),
+            "adds a family 'bert', and there is one already",
+        ),
+        (
+            OF_ANOTHER.format(name="theirs", model_type="bert"),
+            "'bert' .* by the families bert, theirs; uninst",
+        ),
+    ],
+)
+def test_a_family_of_another_package_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    """The package is named; which of two families makes the vectors is never left to the order of a list."""
+    write_distribution(tmp_path, "their-package", "[tessera.models]\ntheirs = theirs:FAMILY\n")
+    (tmp_path / "theirs.py").write_text(code)
+    config = {"model_type": "bert", "architectures": ["BertModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    siblings.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=words) as caught:
+            family_of(tmp_path)
+        assert "their" in caught.value.message
+        # Of one that cannot be reached by this checkpoint nothing is said.
+        if "by the families" in words:
+            config["architectures"] = ["BertForSequenceClassification"]
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            assert family_of(tmp_path).name == "bert_rerank"
+    finally:
+        siblings.cache_clear()
+        sys.modules.pop("theirs", None)

@@ -87,12 +87,14 @@ def test_standard_input(tree: Path) -> None:
     [
         (["missing"], "missing: no such file or directory"),
         (["nowhere/*.txt"], "there is no directory nowhere"),
-        (["run.sh"], "run.sh: its ending is none"),
+        (["run.sh"], r"run.sh: its ending is none of .*\.webp$"),
+        (["list.csv"], r"list.csv: its ending is none of .*; save tables as \.parquet or \.jsonl$"),
         (["-", "-"], "can be read once"),
     ],
 )
 def test_what_is_no_source_is_refused(tree: Path, words: list[str], said: str) -> None:
     (tree / "run.sh").write_text("")
+    (tree / "list.csv").write_text("")
     with pytest.raises(ConfigError, match=said):
         opened(*words)
 

@@ -77,8 +77,9 @@ def test_what_is_passed_over_is_counted_by_kind_and_by_shard(tmp_path: Path) -> 
     assert sum((Counter(part.passed_over()) for part in parts), Counter()) == everything
     said = said_of(everything)
     assert said.startswith("7 files passed over: .cr2 2, hidden 2, ") and said.endswith(
-        "where they are named"
+        "where they are named; save documents as .pdf"
     )
+    assert said_of({".csv": 1, ".txt": 1}).endswith(".txt 1; save tables as .parquet or .jsonl")
     assert said_of({"links": 1}) == "1 file passed over: links 1"
     assert said_of({f".{number}": 1 for number in range(12)}).endswith(", others 4")
 

@@ -12,7 +12,10 @@ import tomllib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Final
+from traceback import extract_tb
+from typing import Any, Final
+
+from tessera.errors import ConfigError
 
 CLIENT_APIS: Final = "tessera.apis"
 DOORS: Final = "tessera.doors"
@@ -37,6 +40,22 @@ def siblings(group: str) -> tuple[EntryPoint, ...]:
             name: entry for name, entry in others.items() if distribution_of(entry) != DISTRIBUTION
         }
     return tuple(entries[name] for name in sorted(entries))
+
+
+def load(entry: EntryPoint) -> Any:
+    """Return what an entry point names.
+
+    Raises ``ConfigError`` for one that cannot be imported: it names the distribution, which somebody else may
+    have written, and the line that failed.
+    """
+    try:
+        return entry.load()
+    except Exception as error:  # of a module's own code any
+        frame = extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"the package {distribution_of(entry)} adds {entry.name} = {entry.value} to {entry.group}, which"
+            f" cannot be loaded: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        ) from error
 
 
 def distribution_of(entry: EntryPoint) -> str:

@@ -12,6 +12,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
+from tessera.file_kinds import kind_of
+
 if TYPE_CHECKING:
     import yaml
 
@@ -50,6 +52,10 @@ def read_json(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES) -
         return json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if (kind := kind_of(data)) is not None:
+            raise ValueError(f"it is {kind}") from error
+        raise
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tessera.checkpoint import tokenizer as tokenizer_module
+from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
@@ -83,6 +85,62 @@ def test_declared_lower_case(written: WriteCheckpoint, tmp_path: Path) -> None:
     assert before != tokens(open_model(path), "the river")
     (path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     assert tokens(open_model(path), "The RIVER") == tokens(open_model(path), "the river")
+
+
+NO_CLASS = {"tokenizer_class": None}
+OF_BERT = {"tokenizer_class": "BertTokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("in_file", "in_config", "model_type"),
+    [
+        ({}, {**OF_BERT, "do_lower_case": False}, "bert"),
+        ({}, {**OF_BERT, "do_lower_case": False, "strip_accents": True}, "bert"),
+        ({}, {**OF_BERT, "strip_accents": False, "tokenize_chinese_chars": False}, "bert"),
+        ({"lowercase": False}, OF_BERT, "bert"),
+        ({"lowercase": False, "strip_accents": False}, {"tokenizer_class": "BertTokenizerFast"}, "bert"),
+        ({"lowercase": False}, {"tokenizer_class": "DistilBertTokenizer"}, "distilbert"),
+        ({"lowercase": False}, {"tokenizer_class": "MPNetTokenizerFast"}, "bert"),
+        ({"lowercase": False}, {"tokenizer_class": "ElectraTokenizer"}, "bert"),
+        ({"handle_chinese_chars": False}, NO_CLASS, "bert"),
+        ({"lowercase": False}, {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True}, "bert"),
+    ],
+)
+def test_settings_of_the_tokenizer_win(
+    copied: Path, in_file: dict[str, Any], in_config: dict[str, Any], model_type: str
+) -> None:
+    """As ``transformers`` has it, whose classes make what ``tokenizer.json`` says as well."""
+    from transformers import AutoTokenizer
+
+    change(copied, "config.json", model_type=model_type)
+    normalizer = json.loads((copied / "tokenizer.json").read_text())["normalizer"]
+    change(copied, "tokenizer.json", normalizer=normalizer | in_file, truncation=None, padding=None)
+    change(copied, "tokenizer_config.json", **in_config)
+    config = json.loads((copied / "tokenizer_config.json").read_text())
+    present = {name: value for name, value in config.items() if value is not None}
+    (copied / "tokenizer_config.json").write_text(json.dumps(present))
+    tokenizer = PlainTokenizer.read(copied, vocab_size=TINY.vocab_size)
+    reference = AutoTokenizer.from_pretrained(copied)
+    words = ("river", "RIVER", "Bridge", "é", "É", "e\u0301", "ü", "水", "水river", "火水", "ñ")
+    assert len({tuple(reference(word).input_ids) for word in words}) > 5
+    for word in words:
+        assert tokenizer.ids(word).tolist() == reference(word, add_special_tokens=False).input_ids, word
+
+
+def test_settings_of_the_tokenizer_are_part_of_the_fingerprint(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that read them otherwise made other vectors; where the files agree, its vectors hold."""
+    change(copied, "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    agreeing = open_model(copied).fingerprint
+    change(copied, "tokenizer_config.json", do_lower_case=False)
+    changed = open_model(copied).fingerprint
+    monkeypatch.setattr(tokenizer_module, "_BERT_CLASSES", frozenset())
+    assert open_model(copied).fingerprint != changed
+    change(copied, "tokenizer_config.json", do_lower_case=True)
+    before = open_model(copied).fingerprint
+    monkeypatch.undo()
+    assert open_model(copied).fingerprint == before != agreeing
 
 
 def test_the_longest_input(copied: Path) -> None:

@@ -17,10 +17,12 @@ import orjson
 
 from tessera.dtypes import BY_SAFETENSORS, FLOATS, DType
 from tessera.errors import CheckpointError
+from tessera.file_kinds import kind_of
 
 LENGTH_BYTES: Final = 8
 """What the header's length takes at the beginning of a file."""
 
+_LOOKED_AT: Final = 4096
 _LARGEST_HEADER: Final = 100_000_000
 
 
@@ -163,8 +165,10 @@ class WeightFile:
                 raise CheckpointError(f"{path}: is no regular file")
             size = status.st_size
             with path.open("rb") as file:
-                length = header_length(file.read(LENGTH_BYTES))
+                length = header_length(start := file.read(LENGTH_BYTES))
                 if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, _LARGEST_HEADER):
+                    if (kind := kind_of(start + file.read(_LOOKED_AT))) is not None:
+                        raise CheckpointError(f"{path}: is {kind}, not a safetensors file")
                     raise CheckpointError(f"{path}: not a safetensors file, or cut short: {size} bytes")
                 header = file.read(length)
             entries = parse_header(header)

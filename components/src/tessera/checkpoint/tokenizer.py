@@ -12,11 +12,18 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from tessera.checkpoint.section import Section
+from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import CheckpointError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+
+# The classes of ``transformers`` that make their ``BertNormalizer`` by ``tokenizer_config.json``, or by their
+# defaults, whatever ``tokenizer.json`` says (4.57 and 5.24). The others take the file as it is.
+_BERT_CLASSES: Final = frozenset(
+    {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"}
+)
+_CLASS_OF_MODEL: Final = {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer"}
 
 # One of 262,144 tokens takes 33 MB.
 MOST_TOKENIZER_BYTES: Final = 128 << 20
@@ -105,7 +112,8 @@ class PlainTokenizer:
     ``tokenizer`` is the checkpoint's own without its added tokens, so that their literal text is split like
     any other. ``added`` are the entries of ``added_tokens`` by content: control tokens are looked up here
     once and inserted as ids. ``post_processor`` is the file's, None where it has none; families that take
-    over what it adds to a text read it. Thread-safe.
+    over what it adds to a text read it. ``changes`` is what ``tokenizer_config.json`` says of the normaliser
+    against ``tokenizer.json``, as JSON, else empty. Thread-safe.
     """
 
     path: Path
@@ -115,6 +123,7 @@ class PlainTokenizer:
     added_names: Mapping[int, str]
     words: WordCache | None
     post_processor: Mapping[str, Any] | None = None
+    changes: str = ""
 
     @classmethod
     def read(cls, directory: Path, *, vocab_size: int, lower_case: bool = False) -> PlainTokenizer:
@@ -129,6 +138,9 @@ class PlainTokenizer:
         stripped |= {"truncation": None, "padding": None}
         if (section.values.get("model") or {}).get("type") == "Unigram":
             stripped["model"] = _without_control(section, added)
+        changes = _bert_changes(directory, stripped.get("normalizer"))
+        if changes:
+            stripped["normalizer"] = {**stripped["normalizer"], **changes}
         if lower_case:
             given = stripped.get("normalizer")
             steps = [{"type": "Lowercase"}, *([given] if given else [])]
@@ -149,6 +161,7 @@ class PlainTokenizer:
             added_names=names,
             words=WordCache(tokenizer) if WordCache.suits(stripped) else None,
             post_processor=section.values.get("post_processor"),
+            changes=json.dumps(changes, sort_keys=True) if changes else "",
         )
 
     def id_of(self, name: str) -> int:
@@ -212,6 +225,24 @@ def token_name(directory: Path, key: str, default: str) -> str:
     if isinstance(settings.values.get(key), dict):
         return settings.section(key).string("content")
     return settings.string(key, default)
+
+
+def _bert_changes(directory: Path, normalizer: Any) -> dict[str, bool | None]:
+    """Return the values of a ``BertNormalizer`` that the checkpoint's class of tokenizers replaces."""
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        return {}
+    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
+    config = Section.read(directory / CONFIG_FILE, optional=True)
+    of_model = _CLASS_OF_MODEL.get(config.string("model_type", ""), "")
+    name = settings.string("tokenizer_class", config.string("tokenizer_class", of_model))
+    if name.removesuffix("Fast") not in _BERT_CLASSES:
+        return {}
+    declared = {
+        "lowercase": settings.flag("do_lower_case", True),
+        "strip_accents": settings.flag("strip_accents") if settings.has("strip_accents") else None,
+        "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
+    }
+    return {key: value for key, value in declared.items() if normalizer.get(key) != value}
 
 
 def _without_control(section: Section, added: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -82,6 +83,7 @@ class Asked:
     """What a command line and its file say: settings by field, and flags of the processes.
 
     ``models`` are several, which have all of that with their own over it; ``said`` is where one stands.
+    ``keys`` is the file of API keys, where one is named, and the SHA-256 of what it holds.
     """
 
     given: Mapping[str, Given]
@@ -90,6 +92,7 @@ class Asked:
     worker: Sequence[str] = ()
     models: Sequence[Asked] = ()
     config: Path | None = None
+    keys: tuple[str, bytes] | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """How a flag of a process is found that a variable or the file gives."""
 
@@ -203,6 +206,8 @@ def changed(before: Asked, now: Asked) -> list[str]:
     ]
     for words, others in ((before.frontend, now.frontend), (before.worker, now.worker)):
         found += [word for word in others if word not in words] or [w for w in words if w not in others]
+    if before.keys != now.keys and now.keys is not None:
+        found.append(f"what --api-keys-file {now.keys[0]} holds")
     if bool(before.models) is not bool(now.models):
         found.append(f"{now.config}: models")
     return list(dict.fromkeys(found))
@@ -407,8 +412,20 @@ def _asked(
         given=given,
         frontend=frontend,
         worker=worker,
+        keys=_keys(frontend),
         sources={flag: said for flag, said in sources.items() if said},
     )
+
+
+def _keys(frontend: Sequence[str]) -> tuple[str, bytes] | None:
+    files = [word.partition("=")[2] for word in frontend if word.startswith("--api-keys-file=")]
+    if not files:
+        return None
+    try:
+        return files[-1], hashlib.sha256(Path(files[-1]).read_bytes()).digest()
+    except OSError:
+        # Frontends say what is wrong with it.
+        return files[-1], b""
 
 
 def _check(frontend: Sequence[str], worker: Sequence[str], sources: Mapping[str, str]) -> None:

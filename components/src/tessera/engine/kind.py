@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.settings import EngineSettings
 from tessera.models.base import Model
-from tessera.siblings import ENGINES, siblings
+from tessera.siblings import ENGINES, load, siblings
 
 if TYPE_CHECKING:
     from tessera.engine.placement import Placement
@@ -66,13 +66,13 @@ _OWN: Final = {
 def kind_of(name: str) -> EngineKind | None:
     """Return the kind of that name, or None."""
     return _OWN.get(name) or next(
-        (cast(EngineKind, entry.load()) for entry in siblings(ENGINES) if entry.name == name), None
+        (cast(EngineKind, load(entry)) for entry in siblings(ENGINES) if entry.name == name), None
     )
 
 
 def kinds() -> dict[str, EngineKind]:
     """Return every kind by its name, the core's own first."""
-    return _OWN | {entry.name: cast(EngineKind, entry.load()) for entry in siblings(ENGINES)}
+    return _OWN | {entry.name: cast(EngineKind, load(entry)) for entry in siblings(ENGINES)}
 
 
 def engine_config(name: Path) -> Path | None:

@@ -24,11 +24,11 @@ from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Rout
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
-from tessera.siblings import CLIENT_APIS, siblings
+from tessera.siblings import CLIENT_APIS, load, siblings
 
 APIS: Final[tuple[ClientApi, ...]] = (
     openai.API,
-    *sorted((entry.load() for entry in siblings(CLIENT_APIS)), key=attrgetter("place")),
+    *sorted((load(entry) for entry in siblings(CLIENT_APIS)), key=attrgetter("place")),
     health.API,
     metadata.API,
     status.API,

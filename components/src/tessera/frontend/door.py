@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tessera.siblings import DOORS, siblings
+from tessera.siblings import DOORS, load, siblings
 
 if TYPE_CHECKING:
     import msgspec
@@ -74,7 +74,7 @@ class OpenDoor(Protocol):
 @cache
 def doors() -> tuple[Door[Any], ...]:
     """Return the doors that are installed, in the order of their names."""
-    return tuple(entry.load() for entry in siblings(DOORS))
+    return tuple(load(entry) for entry in siblings(DOORS))
 
 
 def check_doors(settings: FrontendSettings) -> None:

@@ -11,7 +11,7 @@ from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.source import Source
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import (
     Family,
     Model,
@@ -21,7 +21,7 @@ from tessera.models.base import (
     architectures_of,
 )
 from tessera.models.options import OptionsFamily
-from tessera.siblings import MODELS, siblings
+from tessera.siblings import MODELS, distribution_of, load, siblings
 from tessera.small_files import read_json
 
 __all__ = [
@@ -68,14 +68,27 @@ _BUILT_IN = (
 
 
 def families() -> list[Family]:
-    """The built-in families and those that installed packages declare as entry points."""
+    """The built-in families and those that installed packages declare as entry points.
+
+    Raises ``ConfigError`` for a package's that cannot be loaded, or has the name of another one.
+    """
     found = []
     for place in _BUILT_IN:
         package, _, name = place.partition(":")
         found.append(
             cast(Family, getattr(import_module(f"tessera.models.{package}.model"), name or "FAMILY"))
         )
-    return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
+    names = {family.name for family in found}
+    for entry in siblings(MODELS):
+        family = cast(Family, load(entry))
+        if family.name in names:
+            package = distribution_of(entry)
+            raise ConfigError(
+                f"the package {package} adds a family {family.name!r}, and there is one already"
+            )
+        names.add(family.name)
+        found.append(family)
+    return found
 
 
 def find(model: str, revision: str = "", *, known: Source | None = None, bar: bool = False) -> Source:
@@ -106,7 +119,8 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     Of several the one of the task that the option ``task`` names, or the checkpoint. Raises
     ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type`` with
     its ``architectures``; and for weights that are quantised in a way that is not read, which is said before
-    gigabytes of them are downloaded.
+    gigabytes of them are downloaded. Raises ``ConfigError`` when several families do: which one it is would
+    be left to chance.
     """
     directory = Path(path).resolve()
     family = _serving(directory, options)
@@ -140,9 +154,14 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     asked = options.get("task", "auto")
     if tasks and (special := tasks.get(_declared_task(directory) if asked == "auto" else asked)):
         return special
-    for family in serving:
-        if _task_of(family) is None:
-            return family
+    plain = [family for family in serving if _task_of(family) is None]
+    if named and len(plain) > 1:
+        raise ConfigError(
+            f"{config}: model_type {model_type!r} with architectures {named!r} is served by the families"
+            f" {', '.join(family.name for family in plain)}; uninstall the package of all but one"
+        )
+    if plain:
+        return plain[0]
     served = sorted(name for family in of_type for name in architectures_of(family))
     raise CheckpointError(
         f"{config}: model_type {model_type!r} is served with one of the architectures {served}, not {named!r}"

@@ -125,7 +125,7 @@ class TowerModel:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
         files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
-        revision = f"{self.family} {self.version}{options}"
+        revision = f"{self.family} {self.version}{options}{self._tokenizer.changes}"
         return fingerprint(self.path, revision=revision.encode(), files=files)
 
     @cached_property

@@ -18,6 +18,7 @@ from tessera_corpus.sources.chain import Chain
 from tessera_corpus.sources.folder import FILES, Folder, Unreadable, printable, read_file, rows_of
 from tessera_corpus.sources.lines import Honoured, Lines
 from tessera_corpus.sources.media import Media
+from tessera_corpus.sources.passed import remedies
 from tessera_corpus.sources.settings import ReadSettings, SourceSettings
 from tessera_corpus.sources.table import Table
 from tessera_corpus.sources.tables import LANCE, LINES, TABLES, Tables, tables_below
@@ -86,7 +87,8 @@ def _source(word: str, settings: SourceSettings, media: Media, honoured: Honoure
     if path.is_file():
         if ending not in FILES:
             kinds = ", ".join(sorted(FILES | LINES | TABLES))
-            raise ConfigError(f"{word}: its ending is none of those that are read: {kinds}")
+            remedy = remedies([ending])
+            raise ConfigError(f"{word}: its ending is none of those that are read: {kinds}{remedy}")
         return File(path=path, id=printable(path.name if alone else str(path)), max_bytes=most, shard=shard)
     if (magic := _MAGIC.search(word)) is not None:
         top, _, pattern = word[: magic.start()].rpartition("/")

@@ -18,7 +18,7 @@ from tessera.checkpoint.section import CONFIG_FILE
 from tessera.command import OneLineParser
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
-from tessera.siblings import siblings
+from tessera.siblings import load, siblings
 from tessera_tools.random_checkpoint.spec import Sizes, Spec, WithHeads, WithModules
 from tessera_tools.random_checkpoint.vocabulary import with_published
 from tessera_tools.random_checkpoint.weights import write_weights
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint
     dtype = options.dtype or ("bfloat16" if options.size == "full" else "float32")
     started = time.monotonic()
     try:
-        sizes: Sizes = known[options.family].load()
+        sizes: Sizes = load(known[options.family])
         spec = sizes.full if options.size == "full" else sizes.tiny
         named = write_checkpoint(
             options.out, spec, seed=options.seed, dtype=dtype, vocabulary=options.vocabulary
