@@ -27,11 +27,12 @@ from tessera.errors import (
 )
 from tessera.models.base import Model, VisionSpec
 from tessera.tasks import SingleFlight, run_all
-from tessera.worker.metrics import WorkerMetrics
 from tessera.wire import Same
+from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
 
 log = logging.getLogger(__name__)
+
 
 class CacheFill:
     """Puts rows into the cache: from host memory at once, from a device when their copy has arrived.
