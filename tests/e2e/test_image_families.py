@@ -50,27 +50,30 @@ LOGITS_SAME = 2e-4
 class Checkpoint:
     path: Path
     reference: Reference
-    known: dict[Parts, np.ndarray] = field(default_factory=dict)
+    known: dict[tuple[Parts, Parts], np.ndarray] = field(default_factory=dict)
 
     @property
     def scores(self) -> bool:
         return isinstance(self.reference, Qwen3VLRerankReference)
 
-    def expected(self, parts: Parts) -> np.ndarray:
+    def expected(self, parts: Parts, query: Parts = QUERY) -> np.ndarray:
         """The rows of an input, or its logit."""
-        if parts not in self.known:
+        if (query, parts) not in self.known:
             given: Given | Pair = Given(parts=parts, role=Role.PASSAGE)
             if self.scores:
-                given = Pair(query=Given(parts=QUERY), document=Given(parts=parts))
-            self.known[parts] = np.atleast_2d(self.reference.answer(given))
-        return self.known[parts]
+                given = Pair(query=Given(parts=query), document=Given(parts=parts))
+            self.known[query, parts] = np.atleast_2d(self.reference.answer(given))
+        return self.known[query, parts]
 
-    def post(self, service: Service, inputs: Sequence[Parts], **more: Any) -> httpx.Response:
+    def post(
+        self, service: Service, inputs: Sequence[Parts], route: str = "/v1/rerank", **more: Any
+    ) -> httpx.Response:
+        """Ask for the vectors of inputs; for scores by ``route``."""
         body: dict[str, Any] = {"model": MODEL, **more}
         if self.scores:
             documents = [{"content": sent(parts)} for parts in inputs]
             body |= {"query": {"content": sent(QUERY)}, "documents": documents, "use_activation": False}
-            return httpx.post(f"{service.url}/v1/rerank", json=body, timeout=120)
+            return httpx.post(f"{service.url}{route}", json=body, timeout=120)
         body |= {"input": [sent(parts) for parts in inputs], "input_type": "passage"}
         return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=120)
 
@@ -139,6 +142,39 @@ def test_answers_are_those_of_transformers(served: tuple[str, Service], checkpoi
     assert service.worker_metric(0, "tessera_batch_entries_sum", stage="vision") == len(IMAGES)
     if way != "agg":
         assert service.worker_metric(1, "tessera_transfers_total", route=way, outcome="ok") == len(IMAGES)
+
+
+def test_every_route_gives_the_same_scores(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
+    if not checkpoint.scores:
+        pytest.skip("it makes vectors")
+    _, service = served
+    for route in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        checkpoint.same(checkpoint.post(service, INPUTS, route), INPUTS)
+    wanted = np.concatenate([checkpoint.expected(parts) for parts in INPUTS])[:, 0]
+    body = {"model": MODEL, "use_activation": False, "queries": {"content": sent(QUERY)}}
+    body["documents"] = [{"content": sent(parts)} for parts in INPUTS]
+    for route in ("/score", "/v1/score"):
+        answer = httpx.post(f"{service.url}{route}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        found = [row["score"] for row in answer.json()["data"]]
+        np.testing.assert_allclose(found, wanted, atol=LOGITS_SAME, err_msg=route)
+    # NVIDIA's queries are texts, and its passages have one image at most.
+    question, passages = "Which page shows the river?", INPUTS[:3]
+    given = [
+        {
+            "text" if part["type"] == "text" else "image": part.get("text") or part["image_url"]["url"]
+            for part in sent(parts)
+        }
+        for parts in passages
+    ]
+    body = {"model": MODEL, "query": {"text": question}, "passages": given}
+    for route in ("/v1/ranking", f"/v1/retrieval/{MODEL}/reranking"):
+        answer = httpx.post(f"{service.url}{route}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        logits = {row["index"]: row["logit"] for row in answer.json()["rankings"]}
+        asked = [checkpoint.expected(parts, (question,))[0, 0] for parts in passages]
+        found = [logits[index] for index in range(len(passages))]
+        np.testing.assert_allclose(found, asked, atol=LOGITS_SAME, err_msg=route)
 
 
 def test_a_broken_image_fails_alone(served: tuple[str, Service], checkpoint: Checkpoint) -> None:

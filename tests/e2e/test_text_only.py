@@ -94,11 +94,11 @@ def test_the_widths_of_the_family(started: Started) -> None:
 
 def test_a_worker_that_dies_is_replaced(started: Started) -> None:
     _, model, service = started
-    expected = reference_of(model).answer(Given(parts=(TEXTS[0],)))
+    expected = reference_of(model).answer(Given(parts=(TEXTS[0],), role=Role.PASSAGE))
     (worker,) = [pid for pid in service.pids_in_order(3)[1:] if pid > 0]
     os.kill(worker, signal.SIGKILL)
     deadline = time.monotonic() + 90
-    while (answer := embed(service, input=TEXTS[:1], input_type="none")).status_code != 200:
+    while (answer := embed(service, input=TEXTS[:1], input_type="passage")).status_code != 200:
         assert answer.status_code in (502, 503, 504), answer.text
         assert time.monotonic() < deadline
         time.sleep(0.2)
