@@ -1,18 +1,26 @@
-"""``python -m benchmarks.decoding``: images decoded and cut for each second, on threads and in processes."""
+"""``python -m benchmarks.decoding``: images decoded and cut for each second, on threads and in processes.
+
+With ``--busy`` another thread of this process never waits, as an event loop under load: whoever gives up the
+interpreter's lock has to get it back from there.
+"""
 
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from benchmarks import usage
+from tessera.engine.process import tune_interpreter
 from tessera.models import Model, open_model
 from tessera.worker.decoding import Decoder, Limits, ProcessDecoder, ThreadDecoder
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
@@ -49,6 +57,26 @@ def rate(decoder: Decoder, data: bytes, *, threads: int, seconds: float) -> floa
         return done / (time.perf_counter() - started)
 
 
+@contextmanager
+def busy() -> Iterator[None]:
+    """Run a thread that never waits, with the switch interval of a worker."""
+    running, interval = [True], sys.getswitchinterval()
+
+    def spin() -> None:
+        while running:
+            pass
+
+    thread = threading.Thread(target=spin)
+    tune_interpreter()
+    thread.start()
+    try:
+        yield
+    finally:
+        running.clear()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
 def decoders(model: Model, threads: int) -> dict[str, Decoder]:
     assert model.vision is not None
     limits = Limits(
@@ -67,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=3, help="rounds of both, in turn; the best counts")
+    parser.add_argument("--busy", action="store_true", help="beside a thread that never waits")
     parsed = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "model"
@@ -80,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 best = dict.fromkeys(made, 0.0)
                 for _ in range(parsed.repeats):
                     for kind, decoder in made.items():
-                        found = rate(decoder, data, threads=threads, seconds=parsed.seconds)
+                        with busy() if parsed.busy else nullcontext():
+                            found = rate(decoder, data, threads=threads, seconds=parsed.seconds)
                         best[kind] = max(best[kind], found)
                 share = 100 * best["processes"] / best["threads"]
                 rows.append([name, str(threads), *(number(value) for value in best.values()), number(share)])

@@ -1,4 +1,7 @@
-"""Families whose images keep their shape: aggregated, split by every hand-off, and when workers die."""
+"""Families whose images keep their shape: aggregated, split by every hand-off, and when workers die.
+
+An input of a reranker is a document, which is scored with one query that has an image, too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.service import MODEL, Service, launch
 from tests.models.qwen3_vl_embedding.cases import LARGE, SMALL, STRIP, TALL, WIDE
-from tests.models.running import Given, cosines
+from tests.models.running import Given, Pair, cosines
 from tests.references.families import Reference, reference_of
+from tests.references.qwen3 import Qwen3VLRerankReference
 
 pytestmark = pytest.mark.service
 
-FAMILIES = ("nemotron_3_5_embed", "nemotron_colembed_vl")
+FAMILIES = ("nemotron_3_5_embed", "nemotron_colembed_vl", "qwen3_vl_rerank")
 _NO_NIXL = pytest.mark.skipif(nixl_missing() is not None, reason="needs nixl")
 WAYS = ["agg", "shm", "inline", pytest.param("nixl", marks=_NO_NIXL)]
 
@@ -37,23 +41,66 @@ INPUTS: tuple[Parts, ...] = (
     (TALL, WIDE, TALL),
     (SMALL, "one ", WIDE, "two", STRIP, TALL, LARGE),
 )
+QUERY: Parts = (WIDE, "Which page shows the river?")
 IMAGES = {part for parts in INPUTS for part in parts if isinstance(part, bytes)}
+LOGITS_SAME = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     path: Path
     reference: Reference
-    expected: list[np.ndarray]
+    known: dict[tuple[Parts, Parts], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> bool:
+        return isinstance(self.reference, Qwen3VLRerankReference)
+
+    def expected(self, parts: Parts, query: Parts = QUERY) -> np.ndarray:
+        """The rows of an input, or its logit."""
+        if (query, parts) not in self.known:
+            given: Given | Pair = Given(parts=parts, role=Role.PASSAGE)
+            if self.scores:
+                given = Pair(query=Given(parts=query), document=Given(parts=parts))
+            self.known[query, parts] = np.atleast_2d(self.reference.answer(given))
+        return self.known[query, parts]
+
+    def post(
+        self, service: Service, inputs: Sequence[Parts], route: str = "/v1/rerank", **more: Any
+    ) -> httpx.Response:
+        """Ask for the vectors of inputs; for scores by ``route``."""
+        body: dict[str, Any] = {"model": MODEL, **more}
+        if self.scores:
+            documents = [{"content": sent(parts)} for parts in inputs]
+            body |= {"query": {"content": sent(QUERY)}, "documents": documents, "use_activation": False}
+            return httpx.post(f"{service.url}{route}", json=body, timeout=120)
+        body |= {"input": [sent(parts) for parts in inputs], "input_type": "passage"}
+        return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=120)
+
+    def name(self, index: int) -> str:
+        """What errors call an input."""
+        return f"documents[{index}]" if self.scores else f"input[{index}]"
+
+    def same(self, answer: httpx.Response, inputs: Sequence[Parts]) -> None:
+        assert answer.status_code == 200, answer.text
+        expected = [self.expected(parts) for parts in inputs]
+        if self.scores:
+            logits = {row["index"]: row["relevance_score"] for row in answer.json()["results"]}
+            found = [logits.pop(index) for index in range(len(inputs))]
+            assert not logits
+            np.testing.assert_allclose(found, np.concatenate(expected)[:, 0], atol=LOGITS_SAME)
+            return
+        for row, wanted in zip(answer.json()["data"], expected, strict=True):
+            found_rows = np.atleast_2d(np.array(row["embedding"]))
+            assert found_rows.shape == wanted.shape
+            assert cosines(found_rows, wanted).min() >= 0.99999
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = tmp_path_factory.mktemp("models") / request.param
     write_checkpoint(["--out", str(path), "--family", request.param, "--size", "tiny"])
-    reference = reference_of(path)
-    givens = [Given(parts=parts, role=Role.PASSAGE) for parts in INPUTS]
-    return Checkpoint(path, reference, [np.atleast_2d(reference.answer(given)) for given in givens])
+    return Checkpoint(path, reference_of(path))
 
 
 def sent(parts: Parts) -> list[dict[str, Any]]:
@@ -66,19 +113,6 @@ def sent(parts: Parts) -> list[dict[str, Any]]:
         }
         for part in parts
     ]
-
-
-def post(service: Service, inputs: Sequence[Parts], **more: Any) -> httpx.Response:
-    body = {"model": MODEL, "input": [sent(parts) for parts in inputs], "input_type": "passage", **more}
-    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=120)
-
-
-def same(answer: httpx.Response, expected: Sequence[np.ndarray]) -> None:
-    assert answer.status_code == 200, answer.text
-    for row, wanted in zip(answer.json()["data"], expected, strict=True):
-        found = np.atleast_2d(np.array(row["embedding"]))
-        assert found.shape == wanted.shape
-        assert cosines(found, wanted).min() >= 0.99999
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -95,36 +129,79 @@ def served(
         yield request.param, running
 
 
-def test_vectors_are_those_of_transformers(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
+def test_answers_are_those_of_transformers(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
     """Never seen and cached, in company and alone; each image is encoded and handed over once."""
     way, service = served
-    same(post(service, INPUTS), checkpoint.expected)
-    again = post(service, INPUTS[::-1])
-    same(again, checkpoint.expected[::-1])
+    checkpoint.same(checkpoint.post(service, INPUTS), INPUTS)
+    again = checkpoint.post(service, INPUTS[::-1])
+    checkpoint.same(again, INPUTS[::-1])
     details = again.json()["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] == details["image_tokens"] > 100
-    for parts, wanted in zip(INPUTS, checkpoint.expected, strict=True):
-        same(post(service, [parts]), [wanted])
+    for parts in INPUTS:
+        checkpoint.same(checkpoint.post(service, [parts]), [parts])
     assert service.worker_metric(0, "tessera_batch_entries_sum", stage="vision") == len(IMAGES)
     if way != "agg":
         assert service.worker_metric(1, "tessera_transfers_total", route=way, outcome="ok") == len(IMAGES)
 
 
+def test_every_route_gives_the_same_scores(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
+    if not checkpoint.scores:
+        pytest.skip("it makes vectors")
+    _, service = served
+    for route in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        checkpoint.same(checkpoint.post(service, INPUTS, route), INPUTS)
+    wanted = np.concatenate([checkpoint.expected(parts) for parts in INPUTS])[:, 0]
+    body = {"model": MODEL, "use_activation": False, "queries": {"content": sent(QUERY)}}
+    body["documents"] = [{"content": sent(parts)} for parts in INPUTS]
+    for route in ("/score", "/v1/score"):
+        answer = httpx.post(f"{service.url}{route}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        found = [row["score"] for row in answer.json()["data"]]
+        np.testing.assert_allclose(found, wanted, atol=LOGITS_SAME, err_msg=route)
+    # NVIDIA's queries are texts, and its passages have one image at most.
+    question, passages = "Which page shows the river?", INPUTS[:3]
+    given = [
+        {
+            "text" if part["type"] == "text" else "image": part.get("text") or part["image_url"]["url"]
+            for part in sent(parts)
+        }
+        for parts in passages
+    ]
+    body = {"model": MODEL, "query": {"text": question}, "passages": given}
+    for route in ("/v1/ranking", f"/v1/retrieval/{MODEL}/reranking"):
+        answer = httpx.post(f"{service.url}{route}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        logits = {row["index"]: row["logit"] for row in answer.json()["rankings"]}
+        asked = [checkpoint.expected(parts, (question,))[0, 0] for parts in passages]
+        found = [logits[index] for index in range(len(passages))]
+        np.testing.assert_allclose(found, asked, atol=LOGITS_SAME, err_msg=route)
+
+
 def test_a_broken_image_fails_alone(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
     _, service = served
-    first, broken, last = post(service, [INPUTS[1], (WIDE[:400], "x"), INPUTS[0]], partial=True).json()[
-        "data"
-    ]
-    assert broken["error"]["param"].startswith("input[1]")
-    for row, wanted in ((first, checkpoint.expected[1]), (last, checkpoint.expected[0])):
-        assert cosines(np.atleast_2d(np.array(row["embedding"])), wanted).min() >= 0.99999
+    inputs = [INPUTS[1], (WIDE[:400], "x"), INPUTS[0]]
+    if checkpoint.scores:
+        # The answer to a rerank is an order, and has no place for an error.
+        refused = checkpoint.post(service, inputs)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"].startswith(checkpoint.name(1))
+        sound = [inputs[0], inputs[2]]
+        checkpoint.same(checkpoint.post(service, sound), sound)
+        return
+    first, broken, last = checkpoint.post(service, inputs, partial=True).json()["data"]
+    assert broken["error"]["param"].startswith(checkpoint.name(1))
+    for row, parts in ((first, inputs[0]), (last, inputs[2])):
+        found = np.atleast_2d(np.array(row["embedding"]))
+        assert cosines(found, checkpoint.expected(parts)).min() >= 0.99999
 
 
-def test_what_is_too_long_is_refused_by_name(served: tuple[str, Service]) -> None:
+def test_what_is_too_long_is_refused_by_name(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
     _, service = served
-    answer = post(service, [INPUTS[0], (WIDE, "river " * 40_000)])
+    # What a reranker is asked about is cut where nothing else is said.
+    unlike = {"truncate": "NONE"} if checkpoint.scores else {}
+    answer = checkpoint.post(service, [INPUTS[0], (WIDE, "river " * 40_000)], **unlike)
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"].startswith("input[1]")
+    assert answer.json()["error"]["param"].startswith(checkpoint.name(1))
 
 
 def test_a_worker_that_dies_is_replaced(served: tuple[str, Service], checkpoint: Checkpoint) -> None:
@@ -135,10 +212,9 @@ def test_a_worker_that_dies_is_replaced(served: tuple[str, Service], checkpoint:
     for worker in range(workers):
         os.kill(service.pids_in_order(1 + workers)[1 + worker], signal.SIGKILL)
         fresh: Parts = (TALL + b"\0" * (1 + worker), "again")
-        wanted = np.atleast_2d(checkpoint.reference.answer(Given(parts=fresh, role=Role.PASSAGE)))
         deadline = time.monotonic() + 90
-        while (answer := post(service, [fresh, *INPUTS])).status_code != 200:
+        while (answer := checkpoint.post(service, [fresh, *INPUTS])).status_code != 200:
             assert answer.status_code in (502, 503, 504), answer.text
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        same(answer, [wanted, *checkpoint.expected])
+        checkpoint.same(answer, [fresh, *INPUTS])

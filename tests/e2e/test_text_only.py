@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,19 @@ def test_the_widths_of_the_family(started: Started) -> None:
     np.testing.assert_allclose(cut, whole[:width] / np.linalg.norm(whole[:width]), atol=1e-6)
     refused = len(whole) + 1 if family == "nemotron_3_embed" else 31
     assert embed(service, input="a yellow heart", dimensions=refused).status_code == 400
+
+
+def test_a_worker_that_dies_is_replaced(started: Started) -> None:
+    _, model, service = started
+    expected = reference_of(model).answer(Given(parts=(TEXTS[0],), role=Role.PASSAGE))
+    (worker,) = [pid for pid in service.pids_in_order(3)[1:] if pid > 0]
+    os.kill(worker, signal.SIGKILL)
+    deadline = time.monotonic() + 90
+    while (answer := embed(service, input=TEXTS[:1], input_type="passage")).status_code != 200:
+        assert answer.status_code in (502, 503, 504), answer.text
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert np.array(answer.json()["data"][0]["embedding"]) @ expected >= 0.99999
 
 
 def test_no_encode_worker_is_started_and_one_line_says_so(started: Started) -> None:

@@ -7,7 +7,8 @@ import logging
 import os
 import platform
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +27,7 @@ ANSWERS = msgspec.msgpack.Decoder(str)
 LIMITS = Limits(seconds=1.0, memory_bytes=1 << 28)
 
 
-def start(limits: Limits = LIMITS) -> Pool[str]:
+def start(limits: Limits = LIMITS, lost: Callable[[str], None] = lambda why: None) -> Pool[str]:
     return Pool(
         "test renderer",
         "tests.sandbox.attempts:Handler",
@@ -35,6 +36,7 @@ def start(limits: Limits = LIMITS) -> Pool[str]:
         limits,
         shared_bytes=4096,
         count=1,
+        lost=lost,
     )
 
 
@@ -93,6 +95,24 @@ def test_a_process_that_ends_or_holds_is_replaced(pool: Pool[str], name: str) ->
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert lost.value.why in {"sleep": ["timeout"], "spin": ["timeout", "crash"]}.get(name, ["crash"])
     assert attempt(pool, "read")[0] == "given 4"
+
+
+def test_a_file_is_not_to_blame_for_a_process_that_ended_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", folder())
+    lost: list[str] = []
+    others = set(children(os.getpid()))
+    pool = start(lost=lost.append)
+    try:
+        (server,) = set(children(os.getpid())) - others
+        for count in (1, 2):
+            (process,) = children(server)
+            os.kill(process, signal.SIGKILL)
+            while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+            assert attempt(pool, "read")[0] == "given 4"
+            assert lost == ["crash"] * count
+    finally:
+        pool.close()
 
 
 def test_a_fork_server_that_is_just_being_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from opentelemetry.trace import INVALID_SPAN
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
@@ -19,6 +21,8 @@ from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.errors import DeadlineExceeded
 from tessera.models import Model, open_model
+from tessera.models.base import Pixels
+from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import ImageRows
 from tessera.worker.metrics import WorkerMetrics
@@ -26,7 +30,7 @@ from tessera.worker.vision_stage import LocalVision, VisionStage
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.towers import CLIP_TINY
 from tests.rpc.conftest import until
-from tests.worker.conftest import HeldVision, make_stage, picture, vision_of
+from tests.worker.conftest import HeldVision, make_stage, picture, png, vision_of
 
 
 @dataclass
@@ -60,6 +64,21 @@ class Towers:
 
     def length(self, seed: int) -> float:
         return float(seed * np.sqrt(self.model.output.width))
+
+
+class HeldDecoder(ThreadDecoder):
+    """Decodes once ``gate`` is set; ``decoded`` are the files."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model, max_pixels=1_000_000)
+        self.gate, self.entered = threading.Event(), threading.Semaphore(0)
+        self.decoded: list[bytes] = []
+
+    def decode(self, data: bytes, *, param: str) -> Pixels:
+        self.entered.release()
+        assert self.gate.wait(20)
+        self.decoded.append(data)
+        return super().decode(data, param=param)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +120,27 @@ async def test_rows_are_those_of_their_images(towers: Towers) -> None:
     assert towers.engine.images == 3
 
 
-async def test_no_row_keeps_those_of_its_batch(towers: Towers) -> None:
+async def test_no_row_in_the_cache_keeps_those_of_its_batch(towers: Towers) -> None:
     """A cache counts the bytes of rows, which must be all that is kept for them."""
+    engine, images = towers.engine, towers.service.images
+    assert images is not None
+    engine.gate.clear()
+    first = asyncio.ensure_future(towers.lengths(1))
+    await asyncio.to_thread(engine.entered.acquire)
+    rest = asyncio.ensure_future(towers.lengths(2, 3, 4))
+    await until(lambda: towers.stage._batcher.queued == 3)
+    engine.gate.set()
+    await asyncio.gather(first, rest)
+    assert engine.entered.acquire(blocking=False) and not engine.entered.acquire(blocking=False)
+    for item in towers.request(1, 2, 3, 4).items:
+        (image,) = item.images
+        assert isinstance(image, wire.Image)
+        kept = images.hit(image, INVALID_SPAN)
+        assert kept is not None and kept.rows.untyped_storage().nbytes() == kept.rows.nbytes
+
+
+async def test_rows_go_where_they_are_wanted(towers: Towers) -> None:
+    """In one batch, into memory of the caller and into the stage's own."""
     request = towers.request(1, 2, 3)
     images = [await towers.stage.preprocess(item.images[0]) for item in request.items]  # type: ignore[arg-type]
     placed = torch.empty(1, towers.model.output.width)
@@ -112,8 +150,19 @@ async def test_no_row_keeps_those_of_its_batch(towers: Towers) -> None:
     )
     for seed, (rows, _), place in zip((1, 2, 3), found, places, strict=True):
         assert (rows == seed).all() and rows.dtype == torch.float32
-        assert rows.untyped_storage().nbytes() == rows.nbytes
         assert place is None or rows is place
+
+
+async def test_an_image_that_nobody_waits_for_is_not_decoded(towers: Towers) -> None:
+    held = HeldDecoder(towers.model)
+    towers.stage._decoder = held
+    first, left, last = (asyncio.ensure_future(towers.lengths(seed)) for seed in (1, 2, 3))
+    await asyncio.to_thread(held.entered.acquire)
+    left.cancel()
+    await asyncio.wait({left})
+    held.gate.set()
+    assert await first + await last == pytest.approx([towers.length(1), towers.length(3)], rel=1e-5)
+    assert held.decoded == [png(1), png(3)]
 
 
 async def test_a_deadline_ends_its_own_request_alone(towers: Towers) -> None:

@@ -142,11 +142,11 @@ class SingleFlight(Generic[T]):
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[T]] = {}
 
-    async def run(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, key: Hashable, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.ensure_future(compute()))
+            flight = self._flights[key] = _Flight(asyncio.create_task(compute()))
             flight.task.add_done_callback(lambda _: self._forget(key, flight))
         flight.waiters += 1
         try:

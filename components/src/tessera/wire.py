@@ -42,6 +42,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
         return 0
 
 
+Same = tuple[bytes, int, int, tuple[int, int, int] | None]
+"""A digest with the units, the rows and the grid of a plan: what images that become the same rows share."""
+
+
 class Failure(Message, frozen=True, kw_only=True):
     """A ``TesseraError`` on its way to another process."""
 
@@ -87,9 +91,9 @@ class Image(Message, frozen=True, kw_only=True):
         return ImagePlan(units=self.units, rows=self.rows, grid=self.grid)
 
     @property
-    def same(self) -> tuple[bytes, ImagePlan]:
+    def same(self) -> Same:
         """What it has in common with others that become the same rows."""
-        return self.digest, self.plan
+        return self.digest, self.units, self.rows, self.grid
 
 
 class Handle(Message, frozen=True, kw_only=True):
@@ -144,9 +148,9 @@ class Embeddings(Message, frozen=True, kw_only=True):
         return ImagePlan(units=0, rows=self.handle.shape[0], grid=self.grid)
 
     @property
-    def same(self) -> tuple[bytes, ImagePlan]:
+    def same(self) -> Same:
         """As ``Image.same``."""
-        return self.digest, self.plan
+        return self.digest, 0, self.handle.shape[0], self.grid
 
 
 class Item(Message, frozen=True, kw_only=True):

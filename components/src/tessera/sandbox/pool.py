@@ -14,6 +14,7 @@ import queue
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -53,7 +54,10 @@ _WITHHELD: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", 
 
 
 class ProcessLost(Exception):
-    """A process that cannot be used any more; ``why`` is ``crash``, ``timeout`` or ``stopped``."""
+    """A process that cannot be used any more; ``why`` is ``crash``, ``timeout`` or ``stopped``.
+
+    Within a pool it is ``gone``, too, for a process that had ended before it was asked.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -94,8 +98,9 @@ def in_memory(data: bytes, *, sealed: bool = False) -> int:
     """A descriptor of new memory that holds ``data``, for ever where it is sealed; the caller closes it."""
     descriptor = os.memfd_create("tessera-file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING * sealed)
     try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
         if sealed:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
@@ -145,23 +150,25 @@ class Pool(Generic[A]):
 
         ``read`` raises ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory.
         ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of
-        time, and ``Unavailable`` when no process can be had, or the one that it was forked from ended.
+        time, and ``Unavailable`` when no process can be had. A file that is not to blame for the loss of a
+        process goes to a new one. Whether a process is still there is not asked before: with every call of
+        the system a thread gives up the interpreter's lock, which a busy event loop then keeps for up to a
+        millisecond.
         """
         process = self._idle.get()
         try:
-            if process is not None and not self._server.forked(process):
-                process.kill()
-                process = None
-            if process is None:
-                process = self._server.fork()
-            answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
-            return read(answer, process.memory)
-        except ProcessLost as loss:
-            assert process is not None
-            lost, process = process, None
-            if self._is_guilty(lost, loss.why, over):
-                raise
-            raise Unavailable(f"the {self._name}s went away") from None
+            while True:
+                is_new = process is None
+                if process is None:
+                    process = self._server.fork()
+                try:
+                    return read(process.ask(task, descriptor, self._answers), process.memory)
+                except ProcessLost as loss:
+                    lost, process = process, None
+                    if self._is_guilty(lost, loss.why, over):
+                        raise
+                    if is_new:
+                        raise Unavailable(f"the {self._name}s went away") from None
         finally:
             self._idle.put(process)
 
@@ -180,7 +187,7 @@ class Pool(Generic[A]):
             if process is None:
                 process = self._server.fork()
             stop.begin(process)
-            answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
+            answer = process.ask(task, descriptor, self._answers)
             return read(answer, process.memory)
         except ProcessLost as loss:
             assert process is not None
@@ -200,12 +207,12 @@ class Pool(Generic[A]):
             self._idle.put(process)
 
     def _is_guilty(self, process: _Process, why: str, over: str) -> bool:
-        """End a process that is lost; false where the one that it was forked from had ended."""
+        """End a process that is lost; false where it was gone before, or the one that forked it."""
         log.warning("%s %d is replaced: %s over %s", self._name, process.pid, why, over)
         alive = self._server.forked(process)
         process.kill()
-        self._lost(why)
-        return alive
+        self._lost("crash" if why == "gone" else why)
+        return alive and why != "gone"
 
     def close(self) -> None:
         """Ends every process; no call may be under way."""
@@ -218,21 +225,28 @@ class Pool(Generic[A]):
 
 class _Process:
     """One confined process: its pidfd, the socket that it reads, the memory that it leaves results in, and
-    the pid of the process that forked it."""
+    the pid of the process that forked it. It has so many ``seconds`` for an answer."""
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket, memory: Memory, parent: int) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, channel: socket.socket, memory: Memory, parent: int, seconds: float
+    ) -> None:
         self.pid = pid
         self.parent = parent
         self.memory = memory
         self._pidfd = pidfd
         self._channel = channel
+        # The kernel's: with a timeout of Python's own each call polls first.
+        left = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, left)
 
-    def ask(self, task: bytes, descriptor: int, timeout: float, answers: msgspec.msgpack.Decoder[A]) -> A:
-        self._channel.settimeout(timeout)
+    def ask(self, task: bytes, descriptor: int, answers: msgspec.msgpack.Decoder[A]) -> A:
         try:
             socket.send_fds(self._channel, [task], [descriptor])
+        except OSError:
+            raise ProcessLost("gone") from None
+        try:
             return answers.decode(self._channel.recv(MAX_BYTES))
-        except TimeoutError:
+        except BlockingIOError:
             raise ProcessLost("timeout") from None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             # The socket was closed, or the message is none of a handler.
@@ -272,6 +286,7 @@ class _ForkServer:
     def __init__(self, name: str, handler: str, argument: str, limits: Limits, shared_bytes: int) -> None:
         self._name = name
         self._shared_bytes = shared_bytes
+        self._seconds = limits.seconds
         self._arguments = [msgspec.json.encode(limits).decode(), handler, argument]
         self._lock = threading.Lock()
         self._forks = 0
@@ -319,7 +334,9 @@ class _ForkServer:
             with theirs:
                 number = str(self._forks).encode()
                 socket.send_fds(self._control, [number], [theirs.fileno(), memory])
-            return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)), self._process.pid)
+            pid, pidfd = self._forked(self._control)
+            parent = self._process.pid
+            return _Process(pid, pidfd, ours, mapped(os.dup(memory)), parent, self._seconds)
         except BaseException:
             ours.close()
             raise

@@ -25,16 +25,13 @@ from tessera.errors import (
     MediaNotCached,
     TesseraError,
 )
-from tessera.image_plan import ImagePlan
 from tessera.models.base import Model, VisionSpec
 from tessera.tasks import SingleFlight, run_all
+from tessera.wire import Same
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
 
 log = logging.getLogger(__name__)
-
-Same = tuple[bytes, ImagePlan]
-"""``wire.Image.same``, by which images of one request are told apart."""
 
 
 class CacheFill:
@@ -75,7 +72,9 @@ class CacheFill:
         # One value that is not finite makes the sum another. Sums of bfloat16 have float32's range as they
         # are: 0.9 ms for a page of Qwen3-VL, 1,776 rows of 8,192, where torch took 28 to convert all first.
         if math.isfinite(rows.sum(dtype=torch.float32 if rows.dtype == torch.float16 else None).item()):
-            self._cache.put(key, rows)
+            # A batch's rows may be in one block, which each of them would keep.
+            alone = rows.untyped_storage().nbytes() == rows.nbytes
+            self._cache.put(key, rows if alone else rows.clone())
         else:
             log.warning("vision rows are not kept, they are not finite")
 

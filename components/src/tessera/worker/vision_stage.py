@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -38,6 +38,9 @@ class Preprocessed:
     pixels: Pixels
     positions: Int32Array
     milliseconds: float
+
+
+_Decoded = tuple[Pixels, Int32Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +72,22 @@ class VisionStage:
         self._decoder = decoder
         self._takes_floats = engine.takes_floats
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
+        self._loop = asyncio.get_running_loop()
+        self._outcomes: deque[tuple[asyncio.Future[_Decoded], _Decoded | BaseException]] = deque()
+        self._telling = False
 
         def launch(work: Sequence[_Work]) -> Launched[list[torch.Tensor]]:
             images = [entry.image for entry in work]
             batch = pack_images([image.pixels for image in images], [image.positions for image in images])
             sizes = [entry.image.pixels.plan.rows for entry in work if entry.out is None]
-            host = iter(
-                torch.split(placement.host_rows(sum(sizes), vision.row_width), sizes) if sizes else ()
-            )
-            out = [next(host) if entry.out is None else entry.out for entry in work]
+            host = placement.host_rows(sum(sizes), vision.row_width) if sizes else None
 
-            def rows(_: object) -> list[torch.Tensor]:
-                # Copies, so that no row keeps those of the whole batch, which may be page-locked.
-                return [
-                    rows.clone() if entry.out is None else rows for entry, rows in zip(work, out, strict=True)
-                ]
+            def out(host: torch.Tensor | None) -> list[torch.Tensor]:
+                own = iter(() if host is None else torch.split(host, sizes))
+                return [next(own) if entry.out is None else entry.out for entry in work]
 
-            return engine.launch(batch, out).map(rows)
+            # A copy, once for all: rows that are waited for keep no page-locked memory.
+            return engine.launch(batch, out(host)).map(lambda _: out(None if host is None else host.clone()))
 
         self._batcher: Batcher[_Work, torch.Tensor] = Batcher(
             "vision",
@@ -154,11 +156,12 @@ class VisionStage:
         Raises ``InvalidInput`` when it became something else than its plan, and what ``Decoder`` raises.
         """
         started = time.perf_counter()
-        # What is logged there is about this request, too.
-        decode = partial(copy_context().run, self._decode, image)
         attributes = {"tessera.image.bytes": len(image.data), "tessera.units": image.units}
         with tracing.span("preprocess", attributes):
-            pixels, positions = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+            decoded: asyncio.Future[_Decoded] = self._loop.create_future()
+            # What is logged there is about this request, too.
+            self._threads.submit(copy_context().run, self._decode, image, decoded)
+            pixels, positions = await decoded
         elapsed = (time.perf_counter() - started) * 1e3
         self._metrics.preprocess_seconds.observe(elapsed / 1e3)
         return Preprocessed(pixels=pixels, positions=positions, milliseconds=elapsed)
@@ -211,7 +214,33 @@ class VisionStage:
             "tessera.batch.rows": sum(plan.rows for plan in plans),
         }
 
-    def _decode(self, image: wire.Image) -> tuple[Pixels, Int32Array]:
+    def _decode(self, image: wire.Image, decoded: asyncio.Future[_Decoded]) -> None:
+        """Decode on a thread; the loop is told once of all images that are done by then."""
+        if decoded.cancelled():
+            return
+        outcome: _Decoded | BaseException
+        try:
+            outcome = self._pixels(image)
+        except BaseException as error:
+            outcome = error
+        self._outcomes.append((decoded, outcome))
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        # Before it looks: who comes now tells once more.
+        self._telling = False
+        while self._outcomes:
+            decoded, outcome = self._outcomes.popleft()
+            if decoded.cancelled():
+                continue
+            if isinstance(outcome, BaseException):
+                decoded.set_exception(outcome)
+            else:
+                decoded.set_result(outcome)
+
+    def _pixels(self, image: wire.Image) -> _Decoded:
         if image.pixels:
             pixels = self._normalised(image)
         else:

@@ -15,6 +15,7 @@ from tessera.dtypes import DTYPES
 from tessera.engine.batch import (
     TextBatch,
     VisionBatch,
+    hand_out,
     named_rows,
     output_bounds,
     output_rows,
@@ -279,10 +280,7 @@ class CudaVision(_CudaStage):
                     rows = self._module(pixels, positions, cu_units, batch.units)
                 else:
                     rows = graphs.replay((pixels,), positions, cu_units)
-                start = 0
-                for target in out:
-                    target.copy_(rows[start : start + len(target)], non_blocking=True)
-                    start += len(target)
+                hand_out(rows, out)
                 return self._streams.launched(
                     lambda: None, keep=(staged_pixels, staged, pixels, positions, cu_units, rows)
                 )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tessera.engine.base import vision_of
-from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, split_images
+from tessera.engine.batch import Cost, VisionBatch, blank, hand_out, packed_cost, split_images
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
@@ -127,10 +127,7 @@ class TorchVisionEngine:
                 torch.from_numpy(batch.cu_units),
                 batch.units,
             )
-            start = 0
-            for target in out:
-                target.copy_(rows[start : start + len(target)])
-                start += len(target)
+            hand_out(rows, out)
 
     def _run(self, units: int, *, each: int | None = None) -> Launched[object]:
         batch = blank(self._model, units, each=each)

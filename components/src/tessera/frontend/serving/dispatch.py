@@ -28,7 +28,6 @@ from tessera.errors import (
 )
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
-from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, OutputKind, Outputs
 from tessera.rows import Rows
@@ -208,7 +207,7 @@ def _weight(digest: bytes, instance: int) -> bytes:
 
 
 # An image, or the number of a query.
-_Part = tuple[bytes, ImagePlan] | int
+_Part = wire.Same | int
 _NO_PARTS: Final[Mapping[_Part, int]] = {}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -186,7 +186,7 @@ class ResultCache:
     async def _compute(self, key: bytes, item: wire.Item, batch: _Batch) -> _Computed | TesseraError:
         ours = False
 
-        def begin() -> Awaitable[_Computed]:
+        def begin() -> Coroutine[Any, Any, _Computed]:
             nonlocal ours
             ours = True
             return self._keep(key, batch, batch.add(item))
