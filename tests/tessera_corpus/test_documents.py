@@ -587,6 +587,31 @@ def test_tables_that_name_each_other_end(tmp_path: Path) -> None:
     assert words_of(file).catalog_may_have(b"/OCProperties") is False
 
 
+FILE_SPEC = "<</Type/Filespec/F(a.txt)/EF<</F 11 0 R>>>>"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "warning"),
+    [
+        ("/AcroForm<</XFA 12 0 R/Fields[]>>/NeedsRendering true", "stands for a form in XFA, which is not shown"),
+        ("/AcroForm<</XFA 12 0 R/Fields[]>>", None),
+        (
+            "/Names<</EmbeddedFiles<</Names[(a)10 0 R]>>>>/Collection<<>>",
+            "stands for 1 attached file of a collection, not read",
+        ),
+        ("/Names<</EmbeddedFiles<</Names[(a)10 0 R]>>>>", None),
+        ("/Collection<<>>", None),
+    ],
+)
+def test_a_page_that_stands_for_something_else_says_so(
+    both: Drawing, catalog: str, warning: str | None
+) -> None:
+    """All forms in XFA of a program have the same page, which asks for another viewer."""
+    objects = [FILE_SPEC.encode(), stream(b"a", "/Type/EmbeddedFile"), stream(b"<xdp/>")]
+    (page,) = both.rows(pdf([line("Please wait")], catalog=catalog, objects=objects))
+    assert isinstance(page, Item) and page.warning == warning and page.parts[1] == "Please wait"
+
+
 def words_of(path: Path) -> Words:
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -91,7 +92,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A page of a file of ``pages``, in the shared memory: first its pixels as 8-bit BGR, ``height`` rows
     from the top, each of ``stride(width)`` bytes; then ``text_bytes`` of UTF-8. No picture is 0 x 0.
-    ``warning`` says what the picture lacks."""
+    ``warning`` says what of the page is not there."""
 
     pages: int
     width: int = 0
@@ -117,7 +118,7 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A page, copied: its picture's file and its text, each empty where the mode has none; how many pages
-    the file has, and what the picture lacks."""
+    the file has, and what of the page is not there."""
 
     pages: int
     picture: bytes = b""
@@ -261,7 +262,7 @@ class Handler:
         document = file.document
         scale = drawing.dpi / POINTS
         width = height = text_bytes = 0
-        warning: str | None = None
+        warnings = [file.stands_for]
         if drawing.mode is not PdfMode.TEXT:
             # Known before the page's content is read.
             scale *= file.user_unit(index)
@@ -284,10 +285,9 @@ class Handler:
             if document.formenv and (drawing.mode is not PdfMode.IMAGE or may_lack):
                 pages_read = forms.read(document, index, page, raw())
                 page = pages_read[0]
-            if may_lack:
-                warning = self._drawn_with_more_fonts(memory, file, index, page, scale)
-            if warning is None and drawing.mode is not PdfMode.TEXT:
-                warning = self._lost(memory, file, page, width, height)
+            if drawing.mode is not PdfMode.TEXT:
+                lacks = self._drawn_with_more_fonts(memory, file, index, page, scale) if may_lack else None
+                warnings.append(lacks or self._lost(memory, file, page, width, height))
             if drawing.mode is not PdfMode.IMAGE:
                 text = _text(page)
                 if text and file.may_have(Trait.LAYERS) and layers.hide(page, raw()):
@@ -308,7 +308,7 @@ class Handler:
             width=width,
             height=height,
             text_bytes=text_bytes,
-            warning=warning,
+            warning="; ".join(filter(None, warnings)) or None,
             known=file.known,
         )
 
@@ -367,6 +367,19 @@ class _File:
         # Before the first page.
         document.init_forms()
         return document
+
+    @cached_property
+    def stands_for(self) -> str | None:
+        """What is to be seen elsewhere in the file, where its pages say but that it is there."""
+        pdfium = raw()
+        # ISO 32000-2, 7.7.2: NeedsRendering.
+        if pdfium.FPDF_GetFormType(self.document) == pdfium.FORMTYPE_XFA_FULL:
+            return "stands for a form in XFA, which is not shown"
+        attached = pdfium.FPDFDoc_GetAttachmentCount(self.document)
+        # ISO 32000-1, 12.3.5. Other files may have attachments beside their pages.
+        if attached > 0 and self._words.catalog_may_have(b"/Collection"):
+            return f"stands for {attached} attached file{'s' * (attached > 1)} of a collection, not read"
+        return None
 
     def may_have(self, trait: Trait) -> bool:
         if trait not in self.known:

@@ -223,6 +223,8 @@ def _text(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(f"not UTF-8 from byte {error.start} on") from None
+    if "\0" in text:
+        raise Unreadable("not UTF-8: it has zero bytes, as UTF-16 has")
     if not text.strip():
         raise Unreadable("empty")
     return text

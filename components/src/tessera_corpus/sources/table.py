@@ -121,8 +121,11 @@ class Table:
             raise ConfigError(f"{self.path}: {lack}")
 
     def _lack(self, there: Sequence[str]) -> str | None:
-        wanted = {key: getattr(self.columns, key) for key in ("text", "image")}
-        if any(name in there for name in wanted.values()):
+        wanted = {key: getattr(self.columns, key) for key in ("id", "text", "image", "page")}
+        twice = [name for name in wanted.values() if name in there and there.count(name) > 1]
+        if twice:
+            return f"has {there.count(twice[0])} columns {twice[0]!r}"
+        if wanted["text"] in there or wanted["image"] in there:
             return None
         return (
             f"has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
