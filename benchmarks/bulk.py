@@ -4,8 +4,8 @@ Every part embeds the same lines of an OpenAI batch, one after the other: texts 
 so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window of
 ``--seconds`` behind the first ``--warm`` seconds of work, by what each program says of its own progress, and
 a run ends with it. ``vllm run-batch`` has no such window: it begins with all lines at once and ends most
-of them together, so its rate is that of all lines, from when its model is loaded, or of those that it answered in
-``--vllm-seconds``. ``python`` reads the lines one by one and embeds them by ``tessera.Embedder``.
+of them together, so its rate is that of all lines, from when its model is loaded, or of those that it
+answered in ``--vllm-seconds``. ``python`` reads the lines one by one and embeds them by ``tessera.Embedder``.
 
 Processor time for an item tells two commits apart where others use the machine too. There ``--scale`` makes
 fewer items, and ``--limit`` lets a run take longer.
