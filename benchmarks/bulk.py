@@ -1,11 +1,14 @@
 """``python -m benchmarks.bulk``: ``tessera embed`` beside the engines, a program, a service and vLLM.
 
 Every part embeds the same lines of an OpenAI batch, one after the other: texts and images as conversations,
-so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window
-behind the first ``--warm`` seconds of work, by what each program says of its own progress. ``vllm run-batch``
-has no such window: it begins with all lines at once and ends most of them together, so its rate is that of
-all lines, from when its model is loaded, or of those that it answered in ``--vllm-seconds``. ``python`` reads
-the lines one by one and embeds them by ``tessera.Embedder``.
+so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window of
+``--seconds`` behind the first ``--warm`` seconds of work, by what each program says of its own progress, and
+a run ends with it. ``vllm run-batch`` has no such window: it begins with all lines at once and ends most
+of them together, so its rate is that of all lines, from when its model is loaded, or of those that it
+answered in ``--vllm-seconds``. ``python`` reads the lines one by one and embeds them by ``tessera.Embedder``.
+
+Processor time for an item tells two commits apart where others use the machine too. There ``--scale`` makes
+fewer items, and ``--limit`` lets a run take longer.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +46,8 @@ from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 
 PARTS: Final = ("engine", "embed", "python", "split", "url", "vllm")
-HEADER: Final = ("part", "workload", "items/s", "cores", "limit", "GPU %", "MHz", "W")
+HEADER: Final = ("part", "workload", "items/s", "cores", "core ms/item", "limit", "GPU %", "MHz", "W")
 _PDF_PAGES: Final = 50
-_LIMIT_SECONDS: Final = 300.0
 _PROGRESS: Final = re.compile(rb"Running batch:.*?\s(\d+)/(\d+) \[")
 
 
@@ -65,6 +68,11 @@ BULK: Final = {
     "page": Bulk(workload=WORKLOADS["page"], rate=51, at_once=48),
     "pdf": Bulk(workload=WORKLOADS["page"], rate=51, at_once=48),
 }
+
+
+Moment = tuple[float, int, float, str]
+"""When a program told of its progress, by ``time.time``; the items that it had done, the processor seconds
+that it had used, and what held it up."""
 
 
 def write_corpus(name: str, model_path: Path, count: int, folder: Path) -> Path:
@@ -122,11 +130,28 @@ class Found:
     limit: str = ""
 
 
-def embed(source: Path, out: Path, flags: Sequence[str], count: int, warm: float) -> Found:
-    """A run of the command; raises ``RuntimeError`` with what it said where it fails."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The window of a run: ``seconds`` of it behind ``warm`` ones, within ``limit``."""
+
+    warm: float
+    seconds: float
+    limit: float
+
+    def is_over(self, moments: Sequence[Moment]) -> bool:
+        latest = moments[-1][0] if moments else 0.0
+        return bool(moments) and latest >= _begun(moments) + self.warm + self.seconds
+
+
+def embed(source: Path, out: Path, flags: Sequence[str], count: int, span: Span) -> Found:
+    """A run of the command; raises ``RuntimeError`` with what it said where it fails or takes too long."""
+    # A run goes on where an earlier one ended.
+    shutil.rmtree(out, ignore_errors=True)
     words = [sys.executable, "-m", "tessera.cli", "embed", str(source), "--out", str(out)]
-    moments: list[tuple[float, int, float, str]] = []
+    moments: list[Moment] = []
     said: list[str] = []
+    over = late = False
+    began = time.time()
     with subprocess.Popen(
         [*words, "--progress", "json", *flags], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -138,26 +163,31 @@ def embed(source: Path, out: Path, flags: Sequence[str], count: int, warm: float
             state = json.loads(line)
             spent = cpu.seconds([process.pid, *below(process.pid)])
             moments.append((time.time(), state["embedded"], spent, state["limit"]))
-            if moments[-1][0] - moments[0][0] > _LIMIT_SECONDS:
-                process.terminate()
+            if not over and not late:
+                over, late = span.is_over(moments), time.time() - began > span.limit
+                if over or late:
+                    process.terminate()
         status = process.wait()
-    if status != 0:
+    if late:
+        raise RuntimeError(f"tessera embed took more than {span.limit:g} s; see --scale and --limit")
+    if not over and status != 0:
         raise RuntimeError(f"tessera embed ended with {status}: {''.join(said[-20:])}")
     Path(f"{out}-moments.json").write_text(json.dumps(moments))
-    return _window(moments, count, warm)
+    return _window(moments, count, span)
 
 
-def in_program(source: Path, model_path: Path, count: int, warm: float) -> Found:
+def in_program(source: Path, model_path: Path, count: int, span: Span) -> Found:
     """What a program does with the same lines, which it reads one by one."""
-    moments: list[tuple[float, int, float, str]] = []
+    moments: list[Moment] = []
 
     def look(done: int, total: int | None) -> None:
         if not moments or time.time() - moments[-1][0] >= 1:
             moments.append((time.time(), done, cpu.seconds([os.getpid(), *below(os.getpid())]), ""))
 
     with Embedder(model_path) as embedder:
-        embedder.embed(_inputs(source), role="passage", progress=look)
-    return _window(moments, count, warm)
+        inputs = takewhile(lambda _: not span.is_over(moments), _inputs(source))
+        embedder.embed(inputs, role="passage", progress=look)
+    return _window(moments, count, span)
 
 
 def _inputs(source: Path) -> Iterator[list[str | dict[str, str]]]:
@@ -170,10 +200,15 @@ def _inputs(source: Path) -> Iterator[list[str | dict[str, str]]]:
             ]
 
 
-def _window(moments: Sequence[tuple[float, int, float, str]], count: int, warm: float) -> Found:
-    """From ``warm`` seconds behind the first items to the last look with a tenth of them left."""
-    begun = next((at for at, done, *_ in moments if done), moments[-1][0])
-    inside = [each for each in moments if each[0] >= begun + warm and each[1] <= 0.95 * count]
+def _begun(moments: Sequence[Moment]) -> float:
+    """When the first items were embedded, or the last look where none was."""
+    return next((at for at, done, *_ in moments if done), moments[-1][0])
+
+
+def _window(moments: Sequence[Moment], count: int, span: Span) -> Found:
+    """From the first look behind ``warm`` to the last one, with a twentieth of the items left at least."""
+    begin = _begun(moments) + span.warm
+    inside = [each for each in moments if begin <= each[0] and each[1] <= 0.95 * count]
     if len(inside) < 2:
         raise RuntimeError(f"{len(inside)} looks at a window; make --scale or --seconds larger")
     first, last = inside[0], inside[-1]
@@ -244,13 +279,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["engine", "embed", "url"])
     parser.add_argument("--workloads", nargs="+", choices=tuple(BULK), default=list(BULK))
     parser.add_argument("--warm", type=float, default=8.0, help="seconds before a window")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of a window, where rates are an H200's")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a window")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many items as an H200 needs")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a run, its start included")
     parser.add_argument("--frontends", type=int, default=6)
     parser.add_argument("--vllm", type=Path, metavar="SITE", help="packages of vLLM")
     parser.add_argument("--vllm-python", default="python3")
     parser.add_argument(
-        "--vllm-seconds", type=float, default=_LIMIT_SECONDS, help="for each run of vLLM, its start included"
+        "--vllm-seconds", type=float, default=300.0, help="for each run of vLLM, its start included"
     )
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"))
     return parser.parse_args(argv)
@@ -268,7 +304,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def keep(part: str, name: str, found: Found) -> None:
             seen = card.between(found.begin, found.end)
-            values = (found.rate, found.cores)
+            each = 1000 * found.cores / found.rate if found.cores and found.rate else None
+            values = (found.rate, found.cores, each)
             card_said = map(number, (seen.busy, seen.mhz, seen.watts))
             results.append((part, name, *map(number, values), found.limit, *card_said))
             print(*results[-1], sep="  ", flush=True)
@@ -292,7 +329,7 @@ def _part(part: str, options: argparse.Namespace, keep: Any) -> None:
         names = [name for name in options.workloads if name != "pdf"]
         rows = [(BULK[name].workload, BULK[name].at_once) for name in names]
         found = sustained(
-            options.model_path, engine, rows, warm=options.warm, seconds=options.seconds, limit=_LIMIT_SECONDS
+            options.model_path, engine, rows, warm=options.warm, seconds=options.seconds, limit=options.limit
         )
         for (name, _), each in found.items():
             keep(part, name, Found(rate=each.rate, begin=each.begin, end=each.end))
@@ -311,16 +348,20 @@ def _part(part: str, options: argparse.Namespace, keep: Any) -> None:
         if name != "pdf":
             source, count = _source(name, options)
             if part == "python":
-                keep(part, name, in_program(source, options.model_path, count, options.warm))
+                keep(part, name, in_program(source, options.model_path, count, _span(options)))
             else:
                 keep(part, name, run_batch(options, source, count))
+
+
+def _span(options: argparse.Namespace) -> Span:
+    return Span(warm=options.warm, seconds=options.seconds, limit=options.limit)
 
 
 def _embed_all(part: str, options: argparse.Namespace, keep: Any, flags: Sequence[str]) -> None:
     for name in options.workloads:
         source, count = _source(name, options)
         out = options.out / f"{part}-{name}"
-        keep(part, name, embed(source, out, flags, count, options.warm))
+        keep(part, name, embed(source, out, flags, count, _span(options)))
 
 
 def _source(name: str, options: argparse.Namespace) -> tuple[Path, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -26,9 +27,11 @@ from PIL import Image
 
 from tessera import imaging
 from tessera.local.content import ImageFile
+from tessera.sandbox import Limits, in_memory
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.item import Document, Failure, Item
-from tessera_corpus.pdf import PdfMode, PictureFormat
+from tessera_corpus.pdf import Drawing as PageDrawing
+from tessera_corpus.pdf import Drawn, Known, PdfMode, PictureFormat, Refusal, Renderers, Task, Trait
 from tessera_corpus.words import Words
 from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream, unembedded
 
@@ -354,7 +357,8 @@ def test_a_killed_fork_server_is_started_again(make: Make) -> None:
 
 
 def test_a_file_that_ends_renderer_after_renderer_is_given_up(make: Make) -> None:
-    held = make(seconds=0.2)
+    # An ordinary page has its turn in this time also where the machine is busy.
+    held = make(seconds=0.6)
     data = endless()
     # A hundred pages, each of which is the endless one.
     kids = b"/Kids[" + b"23 0 R " * 100 + b"]/Count 100"
@@ -519,6 +523,98 @@ def test_the_catalog_is_found_in_streams_of_objects(tmp_path: Path, later: bool)
         assert words_of(file).catalog_may_have(b"/OCProperties") is found
 
 
+LAYERED = "/OCProperties<<>>"
+
+
+def updated(data: bytes, catalog: str, *, table: bool = True) -> bytes:
+    """A file with another catalog at its end, by a table or by a stream of cross-references."""
+    start = data.rindex(b"startxref")
+    before = re.match(rb"startxref\s+(\d+)", data[start:])
+    assert before is not None
+    out = bytearray(data)
+    place = len(out)
+    if table:
+        out += f"1 0 obj\n<</Type/Catalog/Pages 2 0 R {catalog}>>\nendobj\n".encode()
+        at = len(out)
+        out += b"xref\n0 1\n0000000000 65535 f \n1 1\n%010d 00000 n \n" % place
+        out += b"trailer\n<</Size 99/Root 1 0 R/Prev %b>>\n" % before[1]
+    else:
+        packed = zlib.compress(f"1 0 <</Type/Catalog/Pages 2 0 R {catalog}>>".encode())
+        objects = stream(packed, "/Type/ObjStm/N 1/First 4/Filter/FlateDecode")
+        out += b"98 0 obj\n" + objects + b"\nendobj\n"
+        at = len(out)
+        entries = b"\x02\0\0\x62\0" + b"\x01" + place.to_bytes(3, "big") + b"\0"
+        places = b"/Type/XRef/W[1 3 1]/Index[1 1 98 1]/Size 100/Root 1 0 R/Prev " + before[1]
+        out += b"99 0 obj\n" + stream(entries, places.decode()) + b"\nendobj\n"
+    return bytes(out) + b"startxref\n%d\n%%%%EOF\n" % at
+
+
+PLAIN = pdf([line("a")])
+BESIDE = pdf([line("a")], objects=[f"<<{LAYERED}>>".encode()])
+
+
+CATALOGS = {
+    "without": (PLAIN, False),
+    "with": (pdf([line("a")], catalog=LAYERED), True),
+    "the word elsewhere": (BESIDE, False),
+    "added": (updated(PLAIN, LAYERED), True),
+    "removed": (updated(pdf([line("a")], catalog=LAYERED), ""), False),
+    "added and removed": (updated(updated(PLAIN, LAYERED), "/Lang(en)"), False),
+    "added in a stream": (updated(PLAIN, LAYERED, table=False), True),
+    # Where no table can be believed, the word is looked for everywhere.
+    "no table there": (re.sub(rb"startxref\n\d+", b"startxref\n9", BESIDE), True),
+    "beyond the end": (re.sub(rb"startxref\n\d+", b"startxref\n9999999999", BESIDE), True),
+    "another object there": (BESIDE.replace(b"1 0 obj", b"7 0 obj", 1), True),
+    "no start": (BESIDE.replace(b"startxref", b"startxxxx"), True),
+    "no trailer": (BESIDE.replace(b"trailer", b"tailer!"), True),
+    "tables and streams": (BESIDE.replace(b"/Root 1 0 R", b"/Root 1 0 R/XRefStm 9"), True),
+}
+
+
+@pytest.mark.parametrize("kind", CATALOGS)
+def test_the_catalog_is_found_by_tables_of_cross_references(tmp_path: Path, kind: str) -> None:
+    """The newest one, of which alone a word counts."""
+    data, found = CATALOGS[kind]
+    file = tmp_path / "a.pdf"
+    file.write_bytes(data)
+    assert words_of(file).catalog_may_have(b"/OCProperties") is found
+
+
+def test_tables_that_name_each_other_end(tmp_path: Path) -> None:
+    table = PLAIN.rindex(b"xref\n0 1")
+    file = tmp_path / "a.pdf"
+    file.write_bytes(PLAIN.replace(b"/Root 1 0 R", b"/Root 77 0 R/Prev %d" % table))
+    assert words_of(file).catalog_may_have(b"/OCProperties") is False
+
+
+FILE_SPEC = "<</Type/Filespec/F(a.txt)/EF<</F 11 0 R>>>>"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "warning"),
+    [
+        (
+            "/AcroForm<</XFA 12 0 R/Fields[]>>/NeedsRendering true",
+            "stands for a form in XFA, which is not shown",
+        ),
+        ("/AcroForm<</XFA 12 0 R/Fields[]>>", None),
+        (
+            "/Names<</EmbeddedFiles<</Names[(a)10 0 R]>>>>/Collection<<>>",
+            "stands for 1 attached file of a collection, not read",
+        ),
+        ("/Names<</EmbeddedFiles<</Names[(a)10 0 R]>>>>", None),
+        ("/Collection<<>>", None),
+    ],
+)
+def test_a_page_that_stands_for_something_else_says_so(
+    both: Drawing, catalog: str, warning: str | None
+) -> None:
+    """All forms in XFA of a program have the same page, which asks for another viewer."""
+    objects = [FILE_SPEC.encode(), stream(b"a", "/Type/EmbeddedFile"), stream(b"<xdp/>")]
+    (page,) = both.rows(pdf([line("Please wait")], catalog=catalog, objects=objects))
+    assert isinstance(page, Item) and page.warning == warning and page.parts[1] == "Please wait"
+
+
 def words_of(path: Path) -> Words:
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
@@ -656,6 +752,45 @@ def test_the_unit_of_a_page_is_its_own(both: Drawing, unit: str) -> None:
     assert isinstance(page, Item) and pixels(page).shape == (584, 876, 3)
 
 
+def test_a_file_is_looked_through_once_for_all_processes() -> None:
+    """What one answer says of it, the next task tells to who has never seen the file."""
+    data = pdf([line("a")], box="0 0 42 28", page="/UserUnit 10")
+    drawing = PageDrawing(mode=PdfMode.BOTH, dpi=72, max_pages=9, max_pixels=4_000_000)
+    limits = Limits(seconds=60.0, memory_bytes=1 << 30)
+    with contextlib.closing(Renderers(drawing, limits, PictureFormat.PNG, count=1)) as renderers:
+        descriptor = in_memory(data, sealed=True)
+        try:
+
+            def drawn(file: int, known: Known) -> Drawn:
+                task = Task(file=file, size=len(data), page=1, known=known)
+                answer = renderers.draw(task, descriptor, source="a.pdf")
+                assert isinstance(answer, Drawn)
+                return answer
+
+            first = drawn(1, {})
+            assert first.known == {Trait.UNITS: True, Trait.LETTERS: False, Trait.LAYERS: False}
+            # A wrong one shows that nobody looks again.
+            told = drawn(2, {Trait.UNITS: False, Trait.LAYERS: False})
+            sizes = [Image.open(io.BytesIO(each.picture)).size for each in (first, told)]
+            assert sizes == [(420, 280), (42, 28)]
+        finally:
+            os.close(descriptor)
+
+
+def test_what_a_page_says_of_its_file_is_told_with_the_next(make: Make) -> None:
+    settings = make(mode=PdfMode.BOTH)
+    told: list[Known] = []
+    draw = settings.documents._renderers.draw
+
+    def noted(task: Task, descriptor: int, *, source: str) -> Drawn | Refusal:
+        told.append(task.known)
+        return draw(task, descriptor, source=source)
+
+    settings.documents._renderers.draw = noted  # type: ignore[method-assign]
+    assert len(settings.rows(pdf([line("a"), line("b")]))) == 2
+    assert told == [{}, {Trait.UNITS: False, Trait.LETTERS: False, Trait.LAYERS: False}]
+
+
 def test_the_unit_of_a_page_counts_for_its_limit(both: Drawing) -> None:
     (page,) = both.rows(pdf([line("a")], page="/UserUnit 1000"))
     assert isinstance(page, Failure) and page.reason.startswith("200000 x 150000 points at 150 dpi")
@@ -675,9 +810,18 @@ def test_words_that_the_end_of_a_line_parts_are_joined(both: Drawing, lines: lis
     assert isinstance(page, Item) and page.parts[1] == said
 
 
-def test_codes_without_a_meaning_are_blanks(both: Drawing) -> None:
-    (page,) = both.rows(pdf([line(r"one\003two")]))
-    assert isinstance(page, Item) and page.parts[1] == "one two"
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        (r"one\003two", "one two"),
+        (r"\003one\003\003two\003", "one  two"),
+        (r"a\003b\003c\003d\003e\003f", "a b c d e f"),
+        (r"a\003\003\003\003\003\003\003b", "a       b"),
+    ],
+)
+def test_codes_without_a_meaning_are_blanks(both: Drawing, codes: str, said: str) -> None:
+    (page,) = both.rows(pdf([line(codes)]))
+    assert isinstance(page, Item) and page.parts[1] == said
 
 
 def test_text_beyond_the_edges_is_not_read_and_lines_are_kept(both: Drawing) -> None:

@@ -126,6 +126,7 @@ def test_what_is_no_item_is_a_row_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "wide.txt").write_bytes("text".encode("utf-16-le"))
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("name")
     assert reasons(tmp_path) == {
         "pipe.txt": "not a regular file",
@@ -133,6 +134,7 @@ def test_what_is_no_item_is_a_row_with_the_reason(tmp_path: Path) -> None:
         "empty.png": "empty",
         "blank.txt": "empty",
         "latin.txt": "not UTF-8 from byte 3 on",
+        "wide.txt": "not UTF-8: it has zero bytes, as UTF-16 has",
         "caf\\xe9.txt": "the name is not UTF-8",
     }
     assert [row.id for row in read(tmp_path) if isinstance(row, Item)] == ["full.txt"]

@@ -302,6 +302,7 @@ def test_pages_of_any_type_and_ids_of_bytes(tmp_path: Path) -> None:
         (
             pa.array([1.0, float("nan"), 3.0]),
             pa.array(["1", "", "3"]),
+            pa.array(["1.0", "", " 3."]),
             pa.array([Decimal(1), None, Decimal(3)]),
             pa.array([1, None, 3], pa.uint64()),
         )
@@ -321,6 +322,21 @@ def test_pages_of_any_type_and_ids_of_bytes(tmp_path: Path) -> None:
     )
     (row,) = read(tmp_path / "uuid.parquet")
     assert row.id == str(unique)
+
+
+def test_gaps_of_numbers_are_no_ids(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": [1.0, float("nan"), float("nan")], "text": ["t", "u", "v"]}), path)
+    assert [row.id for row in read(path)] == ["1.0", f"{path}:1", f"{path}:2"]
+
+
+@pytest.mark.parametrize("name", ["id", "text"])
+def test_two_columns_of_a_name_are_refused(tmp_path: Path, name: str) -> None:
+    """None of the two is the one that is meant."""
+    texts = [pa.array([value]) for value in ("a", "b", "c")]
+    pq.write_table(pa.table(texts, names=["id", "text", name]), tmp_path / "in.parquet")
+    with pytest.raises(ConfigError, match=f"has 2 columns '{name}'"):
+        read(tmp_path / "in.parquet")
 
 
 def test_documents_and_scans_in_a_column(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tessera.local.content import ImageFile, Part
 from tessera.sandbox import Limits, ProcessLost, in_memory
 from tessera.settings import MIB, POSITIVE, Setting
 from tessera_corpus.item import Document, Failure, Item
-from tessera_corpus.pdf import Drawing, Drawn, PdfMode, PictureFormat, Refusal, Renderers, Task
+from tessera_corpus.pdf import Drawing, Drawn, Known, PdfMode, PictureFormat, Refusal, Renderers, Task
 
 
 class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class Documents:
         return _File(document, self._files, self._settings)
 
     def _draw(self, file: _File, page: int | None) -> Drawn | Refusal:
-        task = Task(file=file.number, size=file.nbytes, page=page)
+        task = Task(file=file.number, size=file.nbytes, page=page, known=file.known)
         name = file.source if page is None else f"{file.source}, page {page}"
         try:
             return self._renderers.draw(task, file.descriptor, source=name)
@@ -165,6 +165,7 @@ class _File:
         self.asked: deque[tuple[int | None, Future[_Outcome]]] = deque()
         self.next_page = 1
         self.pages: int | None = None
+        self.known: Known = {}
         self.lost = 0
         self._hash = blake3(document.data).digest() + msgspec.json.encode(
             (_VERSION, settings.dpi, settings.mode)
@@ -271,6 +272,8 @@ class _Ahead:
         """How many pages there are to ask for, by the first answer: 0 where the file cannot be opened."""
         if file.pages is None:
             file.pages = outcome.pages or 0
+        if isinstance(outcome, Drawn):
+            file.known = file.known | outcome.known
 
     def _fill(self) -> None:
         """Ask for pages, and look at rows, as far ahead as is allowed."""

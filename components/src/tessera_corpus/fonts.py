@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.extras import absent
+from tessera_corpus import objects
 
 _PACKAGES: Final = ("pymupdf_fonts", "cvttf_NotoSansCJK_Regular", "fontTools")
 
@@ -31,8 +32,6 @@ _NO_SCRIPT: Final = frozenset({0, 1, 2})
 _OWN: Final = frozenset(bytes(range(32, 256)).decode("cp1252", "ignore")) | frozenset(
     "\u0131\u02c6\u02c7\u02d8\u02d9\u02da\u02db\u02dc\u02dd\u2212\u2044\ufb01\ufb02"
 )
-# Of forms within forms.
-_MAX_DEPTH: Final = 16
 # Characters of which one is looked at.
 _SAMPLED: Final = 8
 # They are drawn by fonts of PDFium's own, whose letters Unicode has elsewhere.
@@ -182,7 +181,9 @@ def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
     substituted: dict[int, bool] = {}
     others = []
     some = []
-    for drawn, font in _texts(page, raw):
+    for kind, drawn, _ in objects.each(page, raw):
+        if kind != raw.FPDF_PAGEOBJ_TEXT or not (font := raw.FPDFTextObj_GetFont(drawn)):
+            continue
         address = ctypes.cast(font, ctypes.c_void_p).value or 0
         if address not in substituted:
             substituted[address] = _is_substituted(font, raw)
@@ -211,20 +212,6 @@ def lacking(page: Any, raw: Any, *, most: int) -> Counter[str]:
         textpage.close()
         for drawn in others:
             raw.FPDFPageObj_SetIsActive(drawn, True)
-
-
-def _texts(page: Any, raw: Any) -> Iterator[tuple[Any, Any]]:
-    """The texts of a page and of its forms, each with its font."""
-
-    def within(container: Any, count: int, get: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-        for index in range(count):
-            drawn = get(container, index)
-            if font := raw.FPDFTextObj_GetFont(drawn):
-                yield drawn, font
-            elif depth < _MAX_DEPTH and (inner := raw.FPDFFormObj_CountObjects(drawn)) > 0:
-                yield from within(drawn, inner, raw.FPDFFormObj_GetObject, depth + 1)
-
-    return within(page.raw, raw.FPDFPage_CountObjects(page), raw.FPDFPage_GetObject, 0)
 
 
 def _lacking(textpage: Any, raw: Any) -> Counter[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from tessera.sandbox.memory import Memory
-from tessera_corpus import layers
+from tessera_corpus import objects
 
 _WHITE: Final = 255
 # Looked at together.
@@ -34,10 +34,9 @@ def lost(page: Any, raw: Any) -> str | None:
     found: Counter[str] = Counter()
     textpage = page.get_textpage()
     try:
-        for key, drawn in layers.each_drawn(page, raw):
+        for kind, drawn, around in objects.each(page, raw):
             # Forms have places of their own.
-            if _is_active(drawn, raw) and (key or _is_within(page, drawn, raw)):
-                kind = raw.FPDFPageObj_GetType(drawn)
+            if _is_active(drawn, raw) and (around or _is_within(page, drawn, raw)):
                 if kind == raw.FPDF_PAGEOBJ_TEXT:
                     found["text"] += _is_seen(drawn, raw) and _has_letters(drawn, textpage, raw)
                 elif kind == raw.FPDF_PAGEOBJ_PATH:

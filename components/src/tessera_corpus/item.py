@@ -157,15 +157,23 @@ def file_of(id: str, page: int | None) -> str:
     return id if page is None else id.removesuffix(f"#page={page}")
 
 
+DIGEST_BYTES: Final = 16
+
+
+def digest_of(id: str) -> bytes:
+    """``DIGEST_BYTES`` that stand for an id."""
+    return blake3(id.encode()).digest(DIGEST_BYTES)
+
+
 def unique(rows: Iterator[Row]) -> Iterator[Row]:
     """The rows with each later item of an id that was there replaced by a failure.
 
-    16 bytes of each id stay in memory, not the place it was read from.
+    A digest of each id stays in memory, not the place it was read from.
     """
     seen: set[bytes] = set()
     for row in rows:
         if not isinstance(row, Failure):
-            key = blake3(row.id.encode()).digest(16)
+            key = digest_of(row.id)
             if key in seen:
                 row = (
                     row.failed(DUPLICATE)

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
-_MAX_DEPTH: Final = 16
+from tessera_corpus import objects
+
 # Pixels of the longer side of the picture that tells whether anything of a layer is shown.
 _SIDE: Final = 500
 
@@ -19,8 +20,9 @@ def hide(page: Any, raw: Any) -> bool:
     none of these: each layer is drawn alone, and is hidden where nothing appears.
     """
     layers: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-    for key, drawn in each_drawn(page, raw):
-        layers[key].append(drawn)
+    marked = _Marked(raw)
+    for _, drawn, around in objects.each(page, raw):
+        layers[marked.key(drawn, around)].append(drawn)
     optional = [key for key in layers if key]
     if not optional:
         return False
@@ -34,22 +36,22 @@ def hide(page: Any, raw: Any) -> bool:
     return len(shown) < len(optional)
 
 
-def each_drawn(page: Any, raw: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """What is drawn, each with the marks of layers and the forms that it is in."""
+class _Marked:
+    """Tells what is on the same layers: what has the same marks of them, and is within the same forms."""
 
-    def within(container: Any, count: Any, get: Any, key: tuple[int, ...], depth: int) -> Any:
-        for index in range(max(0, count(container))):
-            drawn = get(container, index)
-            own = key + tuple(_marks(drawn, raw))
-            if raw.FPDFPageObj_GetType(drawn) == raw.FPDF_PAGEOBJ_FORM and depth < _MAX_DEPTH:
-                own += (_address(drawn),)
-                yield from within(
-                    drawn, raw.FPDFFormObj_CountObjects, raw.FPDFFormObj_GetObject, own, depth + 1
-                )
-            else:
-                yield own, drawn
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._of_forms: dict[int, tuple[int, ...]] = {}
 
-    yield from within(page, raw.FPDFPage_CountObjects, raw.FPDFPage_GetObject, (), 0)
+    def key(self, drawn: Any, forms: tuple[Any, ...]) -> tuple[int, ...]:
+        """Empty where nothing can hide it."""
+        found: tuple[int, ...] = ()
+        for form in forms:
+            address = _address(form)
+            if address not in self._of_forms:
+                self._of_forms[address] = (*_marks(form, self._raw), address)
+            found += self._of_forms[address]
+        return (*found, *_marks(drawn, self._raw))
 
 
 def _marks(drawn: Any, raw: Any) -> Iterator[int]:

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera_corpus.output.table import DIGEST_BYTES, Published, digest_of
+from tessera_corpus.item import DIGEST_BYTES, digest_of
+from tessera_corpus.output.table import Published
 
 # 36 bytes an item.
 _ENTRY: Final = np.dtype([("id", f"S{DIGEST_BYTES}"), ("content", f"S{DIGEST_BYTES}"), ("part", np.uint32)])

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from blake3 import blake3
-
 from tessera_corpus.output.row import Row
-
-DIGEST_BYTES = 16
-
-
-def digest_of(id: str) -> bytes:
-    """16 bytes that stand for an id."""
-    return blake3(id.encode()).digest(DIGEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

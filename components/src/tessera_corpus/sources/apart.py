@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 
 import msgspec
 
 from tessera.errors import Unavailable, from_code
 from tessera_corpus.item import Row, Source
 from tessera_corpus.position import Position
+from tessera_corpus.sources.child import spawn
 from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.messages import Done, Failed, Message, Sources
 
@@ -45,10 +42,9 @@ class Apart:
     def rows(self) -> Iterator[Row]:
         """Raises what the source does, and ``Unavailable`` where the child ends before it."""
         decode = msgspec.msgpack.Decoder(Message).decode
-        ours, theirs = Pipe()
+        # Standard input is the child's, too.
+        child, ours = spawn("tessera_corpus.sources.read_process")
         with ours:
-            with theirs:
-                child = _spawn(theirs)
             try:
                 ours.send(self._sources)
                 while not isinstance(message := decode(ours.recv_bytes()), Done):
@@ -62,16 +58,6 @@ class Apart:
             finally:
                 child.kill()
                 child.wait()
-
-
-def _spawn(end: Connection) -> subprocess.Popen[bytes]:
-    """A child with this end; it ends with the thread that calls this. Standard input is the child's, too."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tessera_corpus.sources.read_process", str(end.fileno())],
-        pass_fds=(end.fileno(),),
-        # What a library prints is not to be taken for the run's own answer.
-        stdout=2,
-    )
 
 
 def _end_of(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,7 +13,8 @@ from tessera.local.content import ImageFile
 
 _MAX_PAGE: Final = (1 << 31) - 1
 """What the tables of an output hold."""
-_MAX_DIGITS: Final = 20
+# As a float, too, which is what a program had before it wrote texts.
+_NUMBER: Final = re.compile(r"\s*(\d{1,20})(?:\.0*)?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,14 @@ def _value_of(scalar: Any) -> Any:
 
 def id_of(value: Any) -> str | None:
     """An id as a text, bytes as hexadecimal digits; None for none, and for one that cannot be read."""
-    if value is None or isinstance(value, Unreadable):
+    if _is_nothing(value) or isinstance(value, Unreadable):
         return None
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _is_nothing(value: Any) -> bool:
+    # As pandas writes the gaps of numbers.
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def text_of(value: Any) -> Any:
@@ -92,13 +99,13 @@ def _image_of(value: Any) -> str | ImageFile | None:
 
 
 def page_of(value: Any) -> int | None:
-    """A page's number, also of a float or a text that is one; None for none, which pandas writes as NaN.
+    """A page's number, also of a float or a text that is one; None for none.
 
     Raises ``ValueError`` that says what is wrong with it.
     """
     if isinstance(value, Unreadable):
         raise ValueError(value.reason)
-    if value is None or (isinstance(value, float) and math.isnan(value)) or value == "":
+    if _is_nothing(value) or value == "":
         return None
     number = _whole(value)
     if number is None:
@@ -112,7 +119,8 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return int(value) if value.strip().isdecimal() and len(value) <= _MAX_DIGITS else None
+        written = _NUMBER.fullmatch(value)
+        return None if written is None else int(written[1])
     if isinstance(value, float | Decimal) and not (math.isfinite(value) and value == int(value)):
         return None
     return int(value) if isinstance(value, int | float | Decimal) else None

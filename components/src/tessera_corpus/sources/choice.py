@@ -5,16 +5,16 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tessera.errors import ConfigError
 from tessera_corpus.item import Failure, Row, Source, file_of
-from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.chain import Chain
+from tessera_corpus.sources.counted import Counted
 from tessera_corpus.sources.folder import FILES, Folder, Unreadable, printable, read_file, rows_of
 from tessera_corpus.sources.lines import Honoured, Lines
 from tessera_corpus.sources.media import Media
@@ -133,17 +133,14 @@ def glob_pattern(text: str) -> re.Pattern[str]:
 
 
 @dataclass(slots=True, kw_only=True)
-class File:
+class File(Counted):
     """One picture, PDF or text file, which may be a link: whoever gave the command named it."""
 
     path: Path
     id: str
     max_bytes: int
     shard: Shard
-    _read: int = 0
-
-    def position(self) -> Position:
-        return Position(read=self._read, most=1)
+    _most: int = 1
 
     def rows(self) -> Iterator[Row]:
         if self.shard.holds(self.id):
@@ -165,6 +162,3 @@ class File:
         return (
             file_of(id, page) == self.id and place == printable(str(self.path)) and self.shard.holds(self.id)
         )
-
-    def passed_over(self) -> Mapping[str, int]:
-        return {}

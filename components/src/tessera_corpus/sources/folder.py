@@ -15,9 +15,9 @@ from typing import Final
 
 from tessera.errors import ConfigError
 from tessera_corpus.item import Document, Failure, Item, Row, file_of
-from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
+from tessera_corpus.sources.counted import Counted
 from tessera_corpus.sources.pictures import picture_rows
 
 PICTURES: Final = frozenset(
@@ -44,7 +44,7 @@ class Unreadable(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Folder:
+class Folder(Counted):
     """The files below ``root``, each an item with its path below ``root``, behind ``prefix``, as the id.
 
     With ``pattern`` those alone whose path below ``root`` it matches. The ending of a name says what a file
@@ -58,12 +58,7 @@ class Folder:
     shard: Shard = field(default_factory=Shard)
     prefix: str = ""
     pattern: re.Pattern[str] | None = None
-    _read: int = 0
-    _most: int = 0
     _passed: Counter[str] = field(default_factory=Counter)
-
-    def position(self) -> Position:
-        return Position(read=self._read, most=self._most)
 
     def passed_over(self) -> Mapping[str, int]:
         return self._passed
@@ -223,6 +218,8 @@ def _text(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(f"not UTF-8 from byte {error.start} on") from None
+    if "\0" in text:
+        raise Unreadable("not UTF-8: it has zero bytes, as UTF-16 has")
     if not text.strip():
         raise Unreadable("empty")
     return text

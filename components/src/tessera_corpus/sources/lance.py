@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
 from tessera.extras import absent, missing
+from tessera_corpus.sources.child import spawn
 from tessera_corpus.sources.lance_process import About, Answer, Asked, AskRows, OpenTable, Refused, Rows
 from tessera_corpus.sources.parquet import Unread, Values
 from tessera_corpus.sources.settings import Columns
@@ -30,15 +29,9 @@ class LanceTable:
         """Raises ``ConfigError`` where the library is not installed, and ``Unread``."""
         if absent("lance"):
             raise missing("a Lance table", "pylance", extra="lance")
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tessera_corpus.sources.lance_process", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                # What a library prints is not to be taken for the run's own answer.
-                stdout=2,
-            )
+        self._process, self._connection = spawn(
+            "tessera_corpus.sources.lance_process", stdin=subprocess.DEVNULL
+        )
         try:
             about = self._ask(OpenTable(path=str(path), columns=columns), About)
         except BaseException:

@@ -10,18 +10,15 @@ from tessera.garbage import quick_imports
 
 with quick_imports():
     import resource
-    import signal
-    import sys
     from collections.abc import Iterator
-    from contextlib import contextmanager, suppress
+    from contextlib import contextmanager
     from multiprocessing.connection import Connection
     from typing import Any, Final
 
     import msgspec
 
-    from tessera.process_exit import leave
-    from tessera.sandbox.confinement import die_with_parent
     from tessera_corpus.sources import cells
+    from tessera_corpus.sources.child import run
     from tessera_corpus.sources.parquet import MOST_ROWS, Unread, Values, named, values_of
     from tessera_corpus.sources.settings import Columns
 
@@ -130,9 +127,7 @@ def serve(connection: Connection) -> None:
         connection.send_bytes(encode(answer))
 
 
-def main() -> int:
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _limit() -> None:
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -141,10 +136,8 @@ def main() -> int:
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
-    with suppress(OSError, EOFError), Connection(int(sys.argv[1])) as connection:
-        serve(connection)
-    return 0
 
 
 if __name__ == "__main__":
-    leave(main())
+    _limit()
+    run(serve)

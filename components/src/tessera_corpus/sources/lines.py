@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
@@ -19,9 +19,9 @@ from tessera.local.content import ImageFile, Part
 from tessera.model_names import find_name
 from tessera.models.base import Truncate
 from tessera_corpus.item import Document, Failure, Item, Row, file_of
-from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
+from tessera_corpus.sources.counted import Counted
 from tessera_corpus.sources.folder import DOCUMENTS
 from tessera_corpus.sources.media import Media
 from tessera_corpus.sources.pictures import has_pages, picture_rows
@@ -43,7 +43,7 @@ class Honoured:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lines:
+class Lines(Counted):
     """The lines of a file, or of standard input.
 
     A plain line is an object with ``text``, ``image`` (a path, a URL or a data URL, or a list of them) or
@@ -61,11 +61,6 @@ class Lines:
     honoured: Honoured | None
     max_bytes: int
     shard: Shard
-    _read: int = 0
-    _most: int = 0
-
-    def position(self) -> Position:
-        return Position(read=self._read, most=self._most)
 
     def gives(self, id: str, place: str, page: int | None) -> bool:
         name, _, number = place.rpartition(":")
@@ -75,9 +70,6 @@ class Lines:
             # Whose shard is that of its request, if it is an input.
             return False
         return self.shard.holds(file_of(id, page))
-
-    def passed_over(self) -> Mapping[str, int]:
-        return {}
 
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where standard input cannot be read; a file is a failure of its own then."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 from tessera.garbage import quick_imports
 
 with quick_imports():
-    import signal
-    import sys
     from collections.abc import Iterator
-    from contextlib import suppress
     from multiprocessing.connection import Connection
     from typing import Final
 
     import msgspec
 
     from tessera.errors import TesseraError
-    from tessera.process_exit import leave
-    from tessera.sandbox.confinement import die_with_parent
     from tessera_corpus.item import Row, size_of
+    from tessera_corpus.sources.child import run
     from tessera_corpus.sources.choice import open_source
     from tessera_corpus.sources.messages import Done, Failed, Message, Read, Sources
 
@@ -53,15 +49,5 @@ def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield found
 
 
-def main() -> int:
-    die_with_parent()
-    # A terminal sends it to the whole group; the run says when it is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError, EOFError), Connection(int(sys.argv[1])) as connection:
-        serve(connection)
-    return 0
-
-
 if __name__ == "__main__":
-    # Threads that load ahead of a run that has gone are not waited for.
-    leave(main())
+    run(serve)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -11,9 +11,9 @@ from typing import Protocol
 
 from tessera.errors import ConfigError
 from tessera_corpus.item import Failure, Row, file_of
-from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
 from tessera_corpus.sources.ahead import Work, ahead
+from tessera_corpus.sources.counted import Counted
 from tessera_corpus.sources.lance import LanceTable
 from tessera_corpus.sources.lines import made_of
 from tessera_corpus.sources.media import Media
@@ -22,7 +22,7 @@ from tessera_corpus.sources.settings import Columns
 
 
 @dataclass(slots=True, kw_only=True)
-class Table:
+class Table(Counted):
     """Rows of a file of Parquet, or of a Lance table, by their columns.
 
     An image is a file's bytes, what names it, or a struct of ``bytes`` and ``path`` as ``datasets`` writes
@@ -37,18 +37,10 @@ class Table:
     media: Media
     shard: Shard
     alone: bool = True
-    _read: int = 0
-    _most: int = 0
-
-    def position(self) -> Position:
-        return Position(read=self._read, most=self._most)
 
     def gives(self, id: str, place: str, page: int | None) -> bool:
         name, _, number = place.rpartition(":")
         return name == str(self.path) and number.isdecimal() and self.shard.holds(file_of(id, page))
-
-    def passed_over(self) -> Mapping[str, int]:
-        return {}
 
     def rows(self) -> Iterator[Row]:
         """Raises ``ConfigError`` where it alone has neither texts nor images, or a package is missing."""
@@ -121,8 +113,11 @@ class Table:
             raise ConfigError(f"{self.path}: {lack}")
 
     def _lack(self, there: Sequence[str]) -> str | None:
-        wanted = {key: getattr(self.columns, key) for key in ("text", "image")}
-        if any(name in there for name in wanted.values()):
+        wanted = {key: getattr(self.columns, key) for key in ("id", "text", "image", "page")}
+        twice = [name for name in wanted.values() if name in there and there.count(name) > 1]
+        if twice:
+            return f"has {there.count(twice[0])} columns {twice[0]!r}"
+        if wanted["text"] in there or wanted["image"] in there:
             return None
         return (
             f"has neither a column {wanted['text']!r} nor {wanted['image']!r}: there are "
