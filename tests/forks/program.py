@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
+import importlib.util
 import io
 import os
 import runpy
@@ -13,12 +14,13 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tessera import siblings
 from tessera.launch import children
 
 _PR_SET_PDEATHSIG = 1
@@ -45,13 +47,17 @@ _SET_BY_IMPORT = {"OMP_WAIT_POLICY": "passive"}
 imported_with: dict[str, str] = {**os.environ, THREADS: "1"}
 
 search_path: list[str] = []
-"""The server's, without the folder that it ran in."""
+"""The server's, without the folder that it ran in and those of its ``PYTHONPATH``."""
+
+# Where a program finds modules, which a fork takes over before it imports its own.
+_SAFE, _PATH = "PYTHONSAFEPATH", "PYTHONPATH"
 
 # What a process reads when it needs it, and may have otherwise than the process that it is a fork of. Other
 # variables are read by the interpreter, by the loader or by a library that is imported.
 _READ_LATE = (
     "TESSERA_",
     "DYN_",
+    _SAFE,
     "BENCHMARKS_PORTS",
     THREADS,
     "PYTEST_CURRENT_TEST",
@@ -62,6 +68,8 @@ _READ_LATE = (
     "OTEL_EXPORTER_",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_",
+    # Of huggingface_hub, which the server does not import.
+    "HF_",
     # What the package sets when it is used, which it is in the tests' process, too.
     "NIXL_LOG_LEVEL",
     "UCX_NET_DEVICES",
@@ -96,9 +104,33 @@ def differs(environment: Mapping[str, str]) -> str | None:
     for name in environment.keys() | imported_with.keys():
         default = _SET_BY_IMPORT.get(name)
         same = environment.get(name, default) == imported_with.get(name, default)
-        if not same and not name.startswith(_READ_LATE):
+        if not same and not name.startswith(_READ_LATE) and not (name == _PATH and _adds(environment)):
             return name
     return None
+
+
+def folders_of(environment: Mapping[str, str]) -> list[str]:
+    """Where its programs look for modules before they look where others do."""
+    return [os.path.abspath(one) for one in environment.get(_PATH, "").split(os.pathsep) if one]
+
+
+def _adds(environment: Mapping[str, str]) -> bool:
+    """Whether the folders hide no module that the server may have, and hold nothing that a start runs."""
+    folders = {*folders_of(environment)} ^ {*folders_of(imported_with)}
+    return all(_is_new(name, folder) for folder in folders for name in _modules_in(folder))
+
+
+def _modules_in(folder: str) -> Iterator[str]:
+    for path in Path(folder).iterdir() if os.path.isdir(folder) else ():
+        if path.suffix in (".py", ".so") or (path / "__init__.py").exists():
+            yield path.name.partition(".")[0]
+
+
+def _is_new(name: str, folder: str) -> bool:
+    if name in ("sitecustomize", "usercustomize"):
+        return False
+    found = importlib.util.find_spec(name)
+    return found is None or Path(found.origin or "").is_relative_to(folder)
 
 
 def may_fork() -> None:
@@ -159,7 +191,10 @@ def _run(command: Sequence[str]) -> int:
     module = Module.of(command)
     assert module is not None
     sys.argv, sys.orig_argv = [module.name, *module.arguments], list(command)
-    sys.path[:] = [*([] if module.safe else [os.getcwd()]), *search_path]
+    safe = module.safe or bool(os.environ.get(_SAFE))
+    sys.path[:] = [*([] if safe else [os.getcwd()]), *folders_of(os.environ), *search_path]
+    # Other folders may have other siblings than the server found.
+    siblings.siblings.cache_clear()
     sys.stdin = _input()
     sys.stdout, sys.stderr = _stream(sys.stdout, os.isatty(1)), _stream(sys.stderr, True)
     sys.modules["__main__"] = types.ModuleType("__main__")
