@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,9 @@ ROOM = "." * (1 << 16)
 """What the server has as an argument and in its environment: there forks have theirs."""
 
 THREADS = "OMP_NUM_THREADS"
+
+# What starts others by ``launch.children``, beside ``tessera serve``.
+_STARTS_CHILDREN = ("tessera.launch", "tests.forks.probe")
 
 # What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
 _STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
@@ -115,8 +119,11 @@ def folders_of(environment: Mapping[str, str]) -> list[str]:
 
 
 def _adds(environment: Mapping[str, str]) -> bool:
-    """Whether the folders hide no module that the server may have, and hold nothing that a start runs."""
+    """Whether the folders hide no module that the server may have, and add nothing that its imports read."""
     folders = {*folders_of(environment)} ^ {*folders_of(imported_with)}
+    found = (entry.group for one in distributions(path=[*folders]) for entry in one.entry_points)
+    if not {siblings.DOORS, siblings.CLIENT_APIS}.isdisjoint(found):
+        return False
     return all(_is_new(name, folder) for folder in folders for name in _modules_in(folder))
 
 
@@ -151,7 +158,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         _reset_signals()
         os.environ.clear()
         os.environ.update(environment)
-        _set_threads(environment.get(THREADS))
         _show(command, _ARGUMENTS_FIELD)
         _show([f"{name}={value}" for name, value in environment.items()], _ENVIRONMENT_FIELD)
         _close_on_exec()
@@ -164,7 +170,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _set_threads(threads: str | None) -> None:
-    """What libgomp reads when it is loaded."""
+    """What libgomp reads when it is loaded; torch begins threads of its own for more than one."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(threads or len(os.sched_getaffinity(0))))
 
@@ -201,10 +207,13 @@ def _run(command: Sequence[str]) -> int:
     # What it runs is there when the server has imported it, which runpy would warn of.
     is_package = hasattr(sys.modules.get(module.name), "__path__")
     sys.modules.pop(f"{module.name}.__main__" if is_package else module.name, None)
-    # Of a launcher. It has one thread, unlike other processes of the service.
-    children._spawn = _spawn
-    if module.name in _STARTS_ENGINES and module.arguments[:1] != ["serve"]:
-        _fork_engines()
+    # It computes nothing, and keeps the one thread that forks need.
+    if module.name in _STARTS_CHILDREN or module.arguments[:1] == ["serve"]:
+        children._spawn = _spawn
+    else:
+        if module.name in _STARTS_ENGINES:
+            _fork_engines()
+        _set_threads(os.environ.get(THREADS))
     status: object = 0
     try:
         runpy._run_module_as_main(module.name)  # type: ignore[attr-defined]

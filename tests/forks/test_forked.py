@@ -87,7 +87,10 @@ def test_what_a_fork_would_not_heed_is_executed(tmp_path: Path) -> None:
     for name in ("sitecustomize", "torch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.py").touch()
-    others = {"PYTHONPATH": str(tmp_path / "sitecustomize")}, {"PYTHONPATH": str(tmp_path / "torch")}
+    # The settings of a frontend are those of its doors.
+    door = install(tmp_path / "site", "tessera.doors", "tests.doors.knock:DOOR")
+    paths = str(tmp_path / "sitecustomize"), str(tmp_path / "torch"), door
+    others = [{"PYTHONPATH": path} for path in paths]
     for other in ({"MALLOC_ARENA_MAX": "1"}, {"PYTHONWARNINGS": "once"}, *others):
         assert differs({**imported_with, **other}) == next(iter(other))
         Forked(
