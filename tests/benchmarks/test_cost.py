@@ -37,7 +37,7 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
 @pytest.mark.measures
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
 def test_instructions_of_a_frontend(tmp_path: Path) -> None:
-    words = ["--inputs", "text-32", "tile", "--instructions", "20", "--out", str(tmp_path)]
+    words = ["--inputs", "text-32", "tile", "--instructions", "10", "--out", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600)
     with (tmp_path / "instructions.csv").open() as file:
         counts = {row["input"]: figure(row["median, million"]) for row in csv.DictReader(file)}

@@ -7,7 +7,8 @@ import gc
 import os
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 from tessera.cache import BoundedLru
@@ -23,8 +24,12 @@ _SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics)
 _GOING_ON: Final = ("_numbers",)
 # The runtime opens and closes connections as calls come and are ended: they are compared after calls that
 # went well, when there are as many as it wants.
-_SOCKETS: Final = "descriptors of socket:[]"
+_TASKS: Final = "tasks of "
+_DESCRIPTORS: Final = "descriptors of "
+_SOCKETS: Final = (_DESCRIPTORS, "socket:[]")
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)
+# What holds a count, and its name there.
+_Key = tuple[str, str]
 
 
 class Holdings:
@@ -36,17 +41,17 @@ class Holdings:
 
     def __init__(self) -> None:
         gc.collect()
-        self._objects = list(_living())
+        self._objects = [(_name(held, number), held) for number, held in enumerate(_living())]
         self._caches = list(_caches())
         # What lives now is looked at no more: a collection takes a fifth of the time.
         gc.freeze()
-        self._moving: set[str] = set()
+        self._moving: set[_Key] = set()
         self._first = self._read()
 
     async def learn(self) -> None:
         now = self._read()
         # A pulse that is under way is none of a call's.
-        while now.get(f"tasks of {_Channel._travel.__qualname__}"):
+        while now.get((_TASKS, _Channel._travel.__qualname__)):
             await asyncio.sleep(0.01)
             now = self._read()
         keys = self._first.keys() | now.keys()
@@ -56,12 +61,12 @@ class Holdings:
     def changed(self) -> dict[str, tuple[int, int]]:
         """Counts that are different, with their value at first and now, but for sockets."""
         first, now = self._first, self._read()
+        keys = [key for key, held in now.items() if first.get(key, 0) != held]
+        keys += [key for key in first.keys() - now.keys() if first[key]]
         return {
-            key: (was, held)
-            for key in first.keys() | now.keys()
-            if key != _SOCKETS
-            and key not in self._moving
-            and (was := first.get(key, 0)) != (held := now.get(key, 0))
+            "".join(key): (first.get(key, 0), now.get(key, 0))
+            for key in keys
+            if key != _SOCKETS and key not in self._moving
         }
 
     async def objects(self) -> Counter[str]:
@@ -83,26 +88,37 @@ class Holdings:
         self._first[_SOCKETS] = self._sockets()
 
     def _sockets(self) -> int:
-        return sum(f"descriptors of {target}" == _SOCKETS for target in _descriptors())
+        return sum((_DESCRIPTORS, target) == _SOCKETS for target in _descriptors())
 
     @property
     def compared(self) -> int:
         """Counts that are compared."""
         return len(self._first.keys() - self._moving)
 
-    def _read(self) -> dict[str, int]:
-        read: dict[str, int] = {}
-        for number, held in enumerate(self._objects):
-            name = f"{type(held).__module__.removeprefix('tessera.')}.{type(held).__qualname__}"
+    def _read(self) -> dict[_Key, int]:
+        # Thousands of attributes after each call: most of what the tests computed.
+        read: dict[_Key, int] = {}
+        for name, held in self._objects:
             for attribute, value in _attributes(held):
-                if attribute in _GOING_ON or isinstance(value, bool) or not isinstance(value, _COUNTED):
-                    continue
-                read[f"{name}#{number}.{attribute}"] = value if isinstance(value, int) else len(value)
-        for task, count in Counter(_coroutine(task) for task in asyncio.all_tasks()).items():
-            read[f"tasks of {task}"] = count
-        for target, count in Counter(_descriptors()).items():
-            read[f"descriptors of {target}"] = count
+                if (count := _counts(type(value))) is not None and attribute not in _GOING_ON:
+                    read[name, attribute] = count(value)
+        for task, number in Counter(_coroutine(task) for task in asyncio.all_tasks()).items():
+            read[_TASKS, task] = number
+        for target, number in Counter(_descriptors()).items():
+            read[_DESCRIPTORS, target] = number
         return read
+
+
+@cache
+def _counts(kind: type) -> Callable[[Any], int] | None:
+    """What makes a count of a value of this type; None where it has none."""
+    if issubclass(kind, bool) or not issubclass(kind, _COUNTED):
+        return None
+    return int if issubclass(kind, int) else len
+
+
+def _name(held: object, number: int) -> str:
+    return f"{type(held).__module__.removeprefix('tessera.')}.{type(held).__qualname__}#{number}."
 
 
 def _caches() -> Iterator[BoundedLru[Any, Any]]:
@@ -122,14 +138,18 @@ def _living() -> Iterator[Any]:
 def _attributes(held: Any) -> Iterator[tuple[str, Any]]:
     values: Mapping[str, Any] = getattr(held, "__dict__", {})
     yield from values.items()
-    for name in (name for kind in type(held).__mro__ for name in _slots(kind)):
-        if name not in ("__dict__", "__weakref__") and hasattr(held, name):
-            yield name, getattr(held, name)
+    for name in _slots(type(held)):
+        yield name, getattr(held, name, None)
 
 
-def _slots(kind: type) -> Iterable[str]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else slots
+@cache
+def _slots(kind: type) -> list[str]:
+    """The names of its slots and of those that it inherits."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = one.__dict__.get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def _coroutine(task: asyncio.Task[Any]) -> str:

@@ -209,6 +209,7 @@ def test_a_good_tokenizer_passes(tmp_path: Path, family: str, caplog: pytest.Log
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forks")
 def test_the_launcher_and_a_frontend_refuse_it(hostile: Path, tmp_path: Path) -> None:
     spoiled(hostile, normalizer=grows("a"))
     says = f"{hostile}/tokenizer.json: this tokenizer ends the process (SIGABRT) over 28 equal characters"

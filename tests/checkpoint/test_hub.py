@@ -23,6 +23,8 @@ from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
 from tests.models.declaring import Module, declare, dense
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 TOKEN = "hf_notToBeSeenAnywhere"
 NEEDED = {
     "config.json",

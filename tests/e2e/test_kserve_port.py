@@ -95,6 +95,7 @@ def test_frontends_share_the_port_by_tls(checkpoint: Path, tmp_path: Path) -> No
                 good = 0
 
 
+@pytest.mark.usefixtures("forks")
 def test_another_services_port_is_refused(checkpoint: Path, tmp_path: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -20,7 +20,7 @@ from tests.e2e.inputs import parts
 from tests.e2e.service import ROOT, free_ports, group_members, lasting_members
 from tests.signals import default_signals
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
 IMAGE = ROOT / "examples" / "images" / "pair-02.jpg"
 

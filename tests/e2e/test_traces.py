@@ -156,6 +156,7 @@ def test_what_looks_leaves_no_span(asker: Asker) -> None:
         assert "traceresponse" not in asker.http.get(path).headers
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_ends_exports_what_it_has(checkpoint: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint), "--traces"]

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tessera.launch.children import collect, spawn
+from tessera.siblings import MODELS, siblings
 from tests.proc import command_line
 
 # Signals 32 and 33, which posix_spawn leaves ignored.
@@ -36,6 +37,7 @@ def main() -> None:
         ],
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd") if _is_open(int(name))),
         "streams": [(s.encoding, s.errors, s.line_buffering, s.fileno()) for s in (sys.stdout, sys.stderr)],
+        "families": [entry.name for entry in siblings(MODELS)],
         "input": sys.stdin.read(),
         "collects": gc.isenabled(),
     }

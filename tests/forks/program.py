@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
+import importlib.util
 import io
 import os
 import runpy
@@ -13,12 +14,14 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tessera import siblings
 from tessera.launch import children
 
 _PR_SET_PDEATHSIG = 1
@@ -34,6 +37,9 @@ ROOM = "." * (1 << 16)
 
 THREADS = "OMP_NUM_THREADS"
 
+# What starts others by ``launch.children``, beside ``tessera serve``.
+_STARTS_CHILDREN = ("tessera.launch", "tests.forks.probe")
+
 # What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
 _STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
 
@@ -45,13 +51,17 @@ _SET_BY_IMPORT = {"OMP_WAIT_POLICY": "passive"}
 imported_with: dict[str, str] = {**os.environ, THREADS: "1"}
 
 search_path: list[str] = []
-"""The server's, without the folder that it ran in."""
+"""The server's, without the folder that it ran in and those of its ``PYTHONPATH``."""
+
+# Where a program finds modules, which a fork takes over before it imports its own.
+_SAFE, _PATH = "PYTHONSAFEPATH", "PYTHONPATH"
 
 # What a process reads when it needs it, and may have otherwise than the process that it is a fork of. Other
 # variables are read by the interpreter, by the loader or by a library that is imported.
 _READ_LATE = (
     "TESSERA_",
     "DYN_",
+    _SAFE,
     "BENCHMARKS_PORTS",
     THREADS,
     "PYTEST_CURRENT_TEST",
@@ -62,6 +72,8 @@ _READ_LATE = (
     "OTEL_EXPORTER_",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_",
+    # Of huggingface_hub, which the server does not import.
+    "HF_",
     # What the package sets when it is used, which it is in the tests' process, too.
     "NIXL_LOG_LEVEL",
     "UCX_NET_DEVICES",
@@ -96,9 +108,36 @@ def differs(environment: Mapping[str, str]) -> str | None:
     for name in environment.keys() | imported_with.keys():
         default = _SET_BY_IMPORT.get(name)
         same = environment.get(name, default) == imported_with.get(name, default)
-        if not same and not name.startswith(_READ_LATE):
+        if not same and not name.startswith(_READ_LATE) and not (name == _PATH and _adds(environment)):
             return name
     return None
+
+
+def folders_of(environment: Mapping[str, str]) -> list[str]:
+    """Where its programs look for modules before they look where others do."""
+    return [os.path.abspath(one) for one in environment.get(_PATH, "").split(os.pathsep) if one]
+
+
+def _adds(environment: Mapping[str, str]) -> bool:
+    """Whether the folders hide no module that the server may have, and add nothing that its imports read."""
+    folders = {*folders_of(environment)} ^ {*folders_of(imported_with)}
+    found = (entry.group for one in distributions(path=[*folders]) for entry in one.entry_points)
+    if not {siblings.DOORS, siblings.CLIENT_APIS}.isdisjoint(found):
+        return False
+    return all(_is_new(name, folder) for folder in folders for name in _modules_in(folder))
+
+
+def _modules_in(folder: str) -> Iterator[str]:
+    for path in Path(folder).iterdir() if os.path.isdir(folder) else ():
+        if path.suffix in (".py", ".so") or (path / "__init__.py").exists():
+            yield path.name.partition(".")[0]
+
+
+def _is_new(name: str, folder: str) -> bool:
+    if name in ("sitecustomize", "usercustomize"):
+        return False
+    found = importlib.util.find_spec(name)
+    return found is None or Path(found.origin or "").is_relative_to(folder)
 
 
 def may_fork() -> None:
@@ -119,7 +158,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         _reset_signals()
         os.environ.clear()
         os.environ.update(environment)
-        _set_threads(environment.get(THREADS))
         _show(command, _ARGUMENTS_FIELD)
         _show([f"{name}={value}" for name, value in environment.items()], _ENVIRONMENT_FIELD)
         _close_on_exec()
@@ -132,7 +170,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _set_threads(threads: str | None) -> None:
-    """What libgomp reads when it is loaded."""
+    """What libgomp reads when it is loaded; torch begins threads of its own for more than one."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(threads or len(os.sched_getaffinity(0))))
 
@@ -159,17 +197,23 @@ def _run(command: Sequence[str]) -> int:
     module = Module.of(command)
     assert module is not None
     sys.argv, sys.orig_argv = [module.name, *module.arguments], list(command)
-    sys.path[:] = [*([] if module.safe else [os.getcwd()]), *search_path]
+    safe = module.safe or bool(os.environ.get(_SAFE))
+    sys.path[:] = [*([] if safe else [os.getcwd()]), *folders_of(os.environ), *search_path]
+    # Other folders may have other siblings than the server found.
+    siblings.siblings.cache_clear()
     sys.stdin = _input()
     sys.stdout, sys.stderr = _stream(sys.stdout, os.isatty(1)), _stream(sys.stderr, True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     # What it runs is there when the server has imported it, which runpy would warn of.
     is_package = hasattr(sys.modules.get(module.name), "__path__")
     sys.modules.pop(f"{module.name}.__main__" if is_package else module.name, None)
-    # Of a launcher. It has one thread, unlike other processes of the service.
-    children._spawn = _spawn
-    if module.name in _STARTS_ENGINES and module.arguments[:1] != ["serve"]:
-        _fork_engines()
+    # It computes nothing, and keeps the one thread that forks need.
+    if module.name in _STARTS_CHILDREN or module.arguments[:1] == ["serve"]:
+        children._spawn = _spawn
+    else:
+        if module.name in _STARTS_ENGINES:
+            _fork_engines()
+        _set_threads(os.environ.get(THREADS))
     status: object = 0
     try:
         runpy._run_module_as_main(module.name)  # type: ignore[attr-defined]

@@ -17,16 +17,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tests.forks.program import HIGHEST, Begun, become, imported_with, may_fork, search_path
+from tests.forks.program import (
+    HIGHEST,
+    Begun,
+    become,
+    folders_of,
+    imported_with,
+    may_fork,
+    search_path,
+)
 
 # What forks become, and what they import when they begin.
 MODULES = (
     "tessera.cli",
     "tessera.launch",
+    "tessera.models",
     "tessera.frontend",
     "tessera.worker",
+    "tessera.worker.together",
     "tessera.local.engine_process",
     "tessera.local.worker_process",
+    "tests.e2e.faults.reader",
     "tests.forks.probe",
 )
 _EARLY = (
@@ -35,6 +46,7 @@ _EARLY = (
     "tessera.launch.scripts",
     "tessera.frontend.__main__",
     "tessera.worker.__main__",
+    "tessera.worker.together",
     "tessera.local.engine_process",
     "tessera.local.worker_process",
     "tessera.engine.torch.text",
@@ -61,11 +73,14 @@ def main() -> NoReturn:
     imported_with.clear()
     imported_with.update(os.environ)
     del imported_with["ROOM"]
-    search_path.extend(sys.path[1:])
+    own = folders_of(os.environ)
+    search_path.extend(folder for folder in sys.path[1:] if folder not in own)
     for name in _EARLY:
         importlib.import_module(name)
     # Whoever opens a checkpoint asks all of them for it: 120 modules, 0.15 s of processor time each time.
     importlib.import_module("tessera.models").families()
+    # Its variables are those of each fork.
+    assert "huggingface_hub" not in sys.modules
     gc.collect()
     gc.freeze()
     channel = socket.socket(fileno=int(sys.argv[1]))

@@ -16,17 +16,18 @@ import pytest
 import tessera.worker
 from tessera.kernel_caches import keep_kernels
 from tessera.rpc import set_environment_defaults
+from tests.distribution import install
 from tests.forks.popen import ROOT, Forked
 from tests.forks.program import differs, imported_with
 from tests.signals import default_signals
 
 
-def begun(popen: type[subprocess.Popen[bytes]], child: Path) -> list[dict[str, Any]]:
+def begun(popen: type[subprocess.Popen[bytes]], child: Path, **environment: str) -> list[dict[str, Any]]:
     """What a probe finds, and what its child does."""
     inherited = os.memfd_create("inherited")
     process = popen(
         [sys.executable, "-m", "tests.forks.probe", str(child)],
-        env={**imported_with, "TESSERA_PROBE": "é \n"},
+        env={**imported_with, "TESSERA_PROBE": "é \n", **environment},
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -43,12 +44,17 @@ def begun(popen: type[subprocess.Popen[bytes]], child: Path) -> list[dict[str, A
     return found
 
 
-def test_a_fork_finds_what_an_executed_program_finds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_fork_finds_what_an_executed_program_finds(tmp_path: Path, elsewhere: bool) -> None:
     child = tmp_path / "child"
+    # Of a package that is installed elsewhere, and a service that looks for modules where it was started.
+    path = install(tmp_path / "site", "tessera.models", "tests.families.token_rows:FAMILY")
+    environment = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"} if elsewhere else {}
     before = Forked.forks
-    forked = begun(Forked, child)
+    forked = begun(Forked, child, **environment)
     assert Forked.forks == before + 1
-    for found, wanted in zip(forked, begun(subprocess.Popen, child), strict=True):
+    assert ("token_rows" in forked[0]["families"]) == elsewhere
+    for found, wanted in zip(forked, begun(subprocess.Popen, child, **environment), strict=True):
         differences = {name: (value, wanted[name]) for name, value in found.items() if value != wanted[name]}
         assert not differences
 
@@ -76,12 +82,20 @@ def test_what_the_package_sets_in_this_process_keeps_nothing_from_a_fork(tmp_pat
         assert differs({**os.environ, "OMP_WAIT_POLICY": "active"}) == "OMP_WAIT_POLICY"
 
 
-def test_what_a_fork_would_not_heed_is_executed() -> None:
+def test_what_a_fork_would_not_heed_is_executed(tmp_path: Path) -> None:
     before = Forked.forks
-    for variable in ("MALLOC_ARENA_MAX", "PYTHONWARNINGS"):
+    for name in ("sitecustomize", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.py").touch()
+    # The settings of a frontend are those of its doors.
+    door = install(tmp_path / "site", "tessera.doors", "tests.doors.knock:DOOR")
+    paths = str(tmp_path / "sitecustomize"), str(tmp_path / "torch"), door
+    others = [{"PYTHONPATH": path} for path in paths]
+    for other in ({"MALLOC_ARENA_MAX": "1"}, {"PYTHONWARNINGS": "once"}, *others):
+        assert differs({**imported_with, **other}) == next(iter(other))
         Forked(
             [sys.executable, "-m", "tests.forks.probe"],
-            env={**imported_with, variable: "1"},
+            env={**imported_with, **other},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         ).wait()

@@ -61,6 +61,7 @@ def test_an_installed_api_answers_and_is_described(checkpoint: Path, tmp_path: P
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forks")
 def test_two_apis_cannot_have_one_path(checkpoint: Path, tmp_path: Path) -> None:
     package = tmp_path / "taking"
     package.mkdir()

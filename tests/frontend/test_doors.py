@@ -19,7 +19,7 @@ from tests.distribution import install
 from tests.e2e.service import ROOT, free_ports
 from tests.frontend.alone import Alone, frontend_process
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
 KEY = {"authorization": "Bearer sk-knock-0123456789"}
 

@@ -46,6 +46,7 @@ raise RuntimeError("the end")
     assert "the end" in lines[2]["exception"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_wrong_setting_is_logged_in_the_form_that_was_asked_for() -> None:
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", "/nowhere", "--log-format", "json"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -21,7 +21,7 @@ from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.service import ROOT
 from tests.signals import signal_process
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults"), pytest.mark.usefixtures("forks")]
 
 KINDS = ("shm", "nixl")
 

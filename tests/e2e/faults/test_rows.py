@@ -27,7 +27,7 @@ from tests.e2e.service import MODEL, Service, free_ports, launch
 from tests.families.dual_encoder import HIDDEN, install, reference
 from tests.families.unsound import LARGE, NOT_A_NUMBER, TOO_LONG, ZERO
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
 SEED = 5
 BAD = pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_what_cannot_be_built_is_named(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.usefixtures("forks")
 def test_a_worker_on_a_machine_without_a_gpu_says_so_and_ends(
     checkpoint: Path, config: Path, tmp_path: Path
 ) -> None:
