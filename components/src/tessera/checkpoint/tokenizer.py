@@ -32,6 +32,7 @@ _CUT_BEFORE_SPACES: Final = frozenset(
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in (r"\p{N}{1,3}", r"\p{N}")
 )
+_GENERAL_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _KNOWN_WORDS: Final = 1 << 17
 _WORD_CHARACTERS: Final = 24
 # What is longer is left to the tokenizer's call for several texts, which gives up the interpreter's lock.
@@ -129,6 +130,7 @@ class PlainTokenizer:
         stripped |= {"truncation": None, "padding": None}
         if (section.values.get("model") or {}).get("type") == "Unigram":
             stripped["model"] = _without_control(section, added)
+        stripped["normalizer"] = _as_configured(directory, stripped.get("normalizer"))
         if lower_case:
             given = stripped.get("normalizer")
             steps = [{"type": "Lowercase"}, *([given] if given else [])]
@@ -212,6 +214,23 @@ def token_name(directory: Path, key: str, default: str) -> str:
     if isinstance(settings.values.get(key), dict):
         return settings.section(key).string("content")
     return settings.string(key, default)
+
+
+def _as_configured(directory: Path, normalizer: Any) -> Any:
+    """Return BERT's normaliser with what ``tokenizer_config.json`` has, which the reference's class goes by.
+
+    The general class takes the file of the tokenizer as it is.
+    """
+    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
+    general = settings.values.get("tokenizer_class") in _GENERAL_CLASSES
+    if general or not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        return normalizer
+    strips = settings.flag("strip_accents") if settings.has("strip_accents") else None
+    return normalizer | {
+        "lowercase": settings.flag("do_lower_case", True),
+        "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
+        "strip_accents": strips,
+    }
 
 
 def _without_control(section: Section, added: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
