@@ -100,27 +100,28 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
 
 
 @pytest.mark.service
-def test_weights_that_are_states_alone_are_downloaded(hub: LocalHub, tmp_path: Path) -> None:
+def test_weights_that_are_states_alone_are_downloaded(tmp_path: Path) -> None:
     """As of bge-m3, whose heads are states, too; and of a module."""
-    del hub.files["model.safetensors"]
-    weights = {"pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt", "1_Dense/pytorch_model.bin"}
-    others = {"flax_model.msgpack", "training_args.bin", "onnx/pytorch_model.bin"}
-    # Equal ones, of which a cache has one copy.
-    hub.files |= dict.fromkeys(weights | others, b"some" * 100_000)
-    hub.pause = 0.01
-    hub.files["1_Dense/config.json"] = json.dumps({"in_features": 8, "out_features": 8}).encode()
-    kinds = {"": "Transformer", "1_Dense": "Dense"}
-    modules = [
-        {"idx": place, "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for place, (path, kind) in enumerate(kinds.items())
-    ]
-    hub.files["modules.json"] = json.dumps(modules).encode()
-    said = run(hub, tmp_path)
-    needed = {*NEEDED, *weights, "1_Dense/config.json", "modules.json"} - {"model.safetensors"}
-    assert not said.error and hub.sent.keys() == needed
-    assert run(hub, tmp_path, HF_HUB_OFFLINE="1").source["directory"] == said.source["directory"]
-    (Path(said.source["directory"]) / "1_Dense/pytorch_model.bin").unlink()
-    assert "has no whole copy" in run(hub, tmp_path, HF_HUB_OFFLINE="1").error
+    write_checkpoint(tmp_path / "base", TINY)
+    modules = (Module("Pooling", {"pooling_mode": "mean"}), dense(TINY.hidden, 16))
+    files = files_of(declare(tmp_path / "base", tmp_path / "declared", *modules))
+    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+        del files[name]
+    weights = ("pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt", "2_Dense/pytorch_model.bin")
+    others = ("flax_model.msgpack", "training_args.bin", "onnx/pytorch_model.bin")
+    # Equal files, of which a cache has one copy.
+    files |= dict.fromkeys((*weights, *others), b"some" * 100_000)
+    cache = tmp_path / "cache"
+    with local_hub(files) as hub:
+        hub.pause = 0.01
+        said = run(hub, cache)
+        assert not said.error
+        folder = Path(said.source["directory"])
+        assert all((folder / name).read_bytes() == files[name] for name in weights)
+        assert not any((folder / name).exists() for name in others)
+        assert run(hub, cache, HF_HUB_OFFLINE="1").source["directory"] == str(folder)
+        (folder / weights[-1]).unlink()
+        assert "has no whole copy" in run(hub, cache, HF_HUB_OFFLINE="1").error
 
 
 @pytest.mark.service

@@ -289,6 +289,7 @@ def test_an_adapter_without_its_weights_is_refused(base: Path, tmp_path: Path) -
     write(path / "adapter_config.json", config())
     (path / "adapter_model.pt").write_bytes(b"\x80\x04.")
     with pytest.raises(
-        CheckpointError, match=r"without adapter_model\.safetensors or adapter_model\.bin; no other weight format"
+        CheckpointError,
+        match=r"without adapter_model\.safetensors or adapter_model\.bin; no other weight format",
     ):
         open_model(path).load_text(dtype="float32", device="cpu")

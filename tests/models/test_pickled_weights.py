@@ -81,7 +81,9 @@ def test_vectors_are_those_of_safetensors(written: WriteCheckpoint, tmp_path: Pa
 
 
 def test_safetensors_win_and_the_others_are_not_opened(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = linked(declare(written(TINY), tmp_path / "source", POOLED, dense(TINY.hidden, 16)), tmp_path / "path")
+    path = linked(
+        declare(written(TINY), tmp_path / "source", POOLED, dense(TINY.hidden, 16)), tmp_path / "path"
+    )
     expected, fingerprint = embedded(open_model(path)), open_model(path).fingerprint
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "2_Dense/pytorch_model.bin"):
         (path / name).write_bytes(b"no state")
@@ -129,5 +131,7 @@ def test_an_index_names_states_beside_it_alone(written: WriteCheckpoint, tmp_pat
 def test_a_file_that_is_no_state_is_refused_by_name(written: WriteCheckpoint, tmp_path: Path) -> None:
     path = linked(written(TINY), tmp_path / "path", without="model.safetensors")
     (path / "pytorch_model.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: no state of tensors that torch\.save wrote"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: no state of tensors that torch\.save wrote"
+    ):
         embedded(open_model(path))

@@ -25,7 +25,12 @@ from tests.models.running import Given, Pair, cosines, vectors
 
 sentence_transformers: Any = pytest.importorskip("sentence_transformers")
 
-TEXTS = ["river", "été naïve 東京", "The Old Bridge by the TEMPLE. " * 4, "a market in the light of morning " * 12]
+TEXTS = [
+    "river",
+    "été naïve 東京",
+    "The Old Bridge by the TEMPLE. " * 4,
+    "a market in the light of morning " * 12,
+]
 POOLED = Module("Pooling", {"embedding_dimension": TINY.hidden, "pooling_mode": "mean"})
 BAR = 1 - 1e-9
 
@@ -83,7 +88,10 @@ def test_an_input_is_as_long_as_its_role_may_have_it(
     ("changes", "complaint"),
     [
         ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "text.add_special_tokens is False"),
-        ({"processing_kwargs": {"add_special_tokens": False}}, "processing_kwargs.add_special_tokens is False"),
+        (
+            {"processing_kwargs": {"add_special_tokens": False}},
+            "processing_kwargs.add_special_tokens is False",
+        ),
         ({"tokenizer_args": {"truncation_side": "left"}}, "tokenizer_args.truncation_side is 'left'"),
         ({"processor_kwargs": {"do_lower_case": False}}, "processor_kwargs.do_lower_case is False"),
     ],
@@ -92,7 +100,9 @@ def test_arguments_that_change_texts_are_refused_by_key(
     changes: Mapping[str, Any], complaint: str, written: WriteCheckpoint, tmp_path: Path
 ) -> None:
     path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=changes)
-    with pytest.raises(CheckpointError, match=rf"sentence_bert_config\.json: \S*{complaint}, which is not done"):
+    with pytest.raises(
+        CheckpointError, match=rf"sentence_bert_config\.json: \S*{complaint}, which is not done"
+    ):
         open_model(path)
 
 
@@ -107,7 +117,9 @@ def test_arguments_that_change_nothing_are_no_matter(written: WriteCheckpoint, t
     check(declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=usual))
 
 
-@pytest.mark.parametrize("settings", [{"do_lower_case": False}, {"do_lower_case": True}, {"strip_accents": False}, {}])
+@pytest.mark.parametrize(
+    "settings", [{"do_lower_case": False}, {"do_lower_case": True}, {"strip_accents": False}, {}]
+)
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
 def test_letters_are_as_the_configuration_of_the_tokenizer_has_them(

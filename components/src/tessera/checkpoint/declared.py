@@ -582,6 +582,7 @@ def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, .
     if modules.names or general.has("activation_fn") or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
-        weights = first_of(MODULE_WEIGHTS, lambda name, folder=folder: (directory / folder / name).exists())
-        names += [f"{folder}/{name}" for name in (CONFIG_FILE, weights) if name is not None]
+        names.append(f"{folder}/{CONFIG_FILE}")
+        weights = (f"{folder}/{name}" for name in MODULE_WEIGHTS)
+        names += filter(None, [first_of(weights, lambda name: (directory / name).exists())])
     return tuple(sorted(name for name in set(names) if (directory / name).exists()))

@@ -194,7 +194,7 @@ def _start(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> int:
     head = file.read(30)
     if len(head) < 30 or head[:4] != b"PK\x03\x04" or entry.flag_bits & 1:
         raise ValueError("an entry of another form")
-    start = entry.header_offset + 30 + sum(struct.unpack("<HH", head[26:]))
+    start: int = entry.header_offset + 30 + sum(struct.unpack("<HH", head[26:]))
     if start + entry.file_size > size:
         raise ValueError("an entry beyond the file")
     return start

@@ -70,7 +70,10 @@ def weight_sizes(directory: Path) -> dict[str, int]:
 
 
 def named_weights(directory: Path, name: str) -> list[str]:
-    """The files that one of ``WEIGHTS`` stands for: itself, or an index's shards; raises ``CheckpointError``."""
+    """The files that one of ``WEIGHTS`` stands for: itself, or the shards of an index.
+
+    Raises ``CheckpointError``.
+    """
     return _shards(Section.read(directory / name)) if is_index(name) else [name]
 
 

@@ -145,7 +145,8 @@ def longest(assumed: int, declared: Declared) -> tuple[int, dict[Role, int]]:
     """Return the longest input in tokens, and that of each role where roles have their own.
 
     A declared length counts if it is shorter than the assumed one. A tokenizer's own limit counts beside
-    ``modules.json`` alone, whose authors keep theirs there. The length of a role may be longer than the general one.
+    ``modules.json`` alone, whose authors keep theirs there. The length of a role may be longer than the
+    general one.
     """
     general = assumed
     if declared.max_tokens is not None and (declared.modules or not declared.limit_of_tokenizer):

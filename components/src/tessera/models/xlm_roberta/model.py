@@ -101,6 +101,7 @@ FAMILY: Family = OptionsFamily(
     name=XlmRoberta.family,
     model_types=_TYPES,
     hub_models=(
+        "BAAI/bge-m3",
         "intfloat/multilingual-e5-base",
         "intfloat/multilingual-e5-large",
         "Snowflake/snowflake-arctic-embed-l-v2.0",
