@@ -117,18 +117,22 @@ def test_steps_behind_pooling_keep_their_order(tmp_path: Path) -> None:
         *(f"{name}/config.json" for name in ("1_Pooling", "2_Dense", "3_LayerNorm")),
     }
     assert module_files(tmp_path) == [
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-        "3_LayerNorm/config.json",
-        "3_LayerNorm/model.safetensors",
+        ("1_Pooling/config.json",),
+        ("2_Dense/config.json",),
+        ("2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
+        ("3_LayerNorm/config.json",),
+        ("3_LayerNorm/model.safetensors", "3_LayerNorm/pytorch_model.bin"),
     ]
+    # What is there and is not read says nothing of the vectors.
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (folder / name).touch()
+        assert [file for file in read_declared(tmp_path).files if name[:4] in file] == [f"2_Dense/{name}"]
 
 
 def test_the_pooling_of_logits_and_its_file(tmp_path: Path) -> None:
     write_modules(tmp_path, ("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling"))
     place = "1_SpladePooling/config.json"
-    assert module_files(tmp_path) == [place]
+    assert module_files(tmp_path) == [(place,)]
     given = {"pooling_strategy": "sum", "activation_function": "log1p_relu", "embedding_dimension": 100}
     write(tmp_path, place, given)
     declared = read_declared(tmp_path)

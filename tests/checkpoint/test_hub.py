@@ -102,6 +102,31 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
 
 
 @pytest.mark.service
+def test_weights_that_are_states_alone_are_downloaded(tmp_path: Path) -> None:
+    """As of bge-m3, whose heads are states, too; and of a module."""
+    write_checkpoint(tmp_path / "base", TINY)
+    modules = (Module("Pooling", {"pooling_mode": "mean"}), dense(TINY.hidden, 16))
+    files = files_of(declare(tmp_path / "base", tmp_path / "declared", *modules))
+    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+        del files[name]
+    weights = ("pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt", "2_Dense/pytorch_model.bin")
+    others = ("flax_model.msgpack", "training_args.bin", "onnx/pytorch_model.bin")
+    # Equal files, of which a cache has one copy.
+    files |= dict.fromkeys((*weights, *others), b"some" * 100_000)
+    cache = tmp_path / "cache"
+    with local_hub(files) as hub:
+        hub.pause = 0.01
+        said = run(hub, cache)
+        assert not said.error
+        folder = Path(said.source["directory"])
+        assert all((folder / name).read_bytes() == files[name] for name in weights)
+        assert not any((folder / name).exists() for name in others)
+        assert run(hub, cache, HF_HUB_OFFLINE="1").source["directory"] == str(folder)
+        (folder / weights[-1]).unlink()
+        assert "has no whole copy" in run(hub, cache, HF_HUB_OFFLINE="1").error
+
+
+@pytest.mark.service
 def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "base", TINY)
     pooling = Module("Pooling", {"pooling_mode": "mean"})
@@ -123,7 +148,7 @@ def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
         again = run(hub, cache)
         assert again.source == said.source, again
         assert hub.sent.keys() <= {needed[1]}
-        del hub.files[needed[3]]
+        del hub.files[needed[3]], hub.files["2_Dense/pytorch_model.bin"]
         error = run(hub, tmp_path / "another").error
         assert f"modules.json needs {needed[3]}, which the hub does not have" in error
 

@@ -287,8 +287,9 @@ def test_tensors_that_fit_nothing_are_refused(
 def test_an_adapter_without_its_weights_is_refused(base: Path, tmp_path: Path) -> None:
     path = linked(base, tmp_path / "adapted")
     write(path / "adapter_config.json", config())
-    (path / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    (path / "adapter_model.pt").write_bytes(b"\x80\x04.")
     with pytest.raises(
-        CheckpointError, match=r"without adapter_model\.safetensors; no other weight format is read"
+        CheckpointError,
+        match=r"without adapter_model\.safetensors or adapter_model\.bin; no other weight format",
     ):
         open_model(path).load_text(dtype="float32", device="cpu")

@@ -113,12 +113,15 @@ def test_the_same_tensor_twice(rewritten: Callable[..., Path]) -> None:
         names(path)
 
 
-def test_pickles_are_not_even_opened(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_pickles_are_not_unpickled(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((make_checkpoint() / name).read_bytes())
-    for name in ("pytorch_model.bin", "model.pt", "model.pkl"):
+    for name in ("model.pt", "model.pkl"):
         (tmp_path / name).write_bytes(pickle.dumps({}))
     with pytest.raises(CheckpointError, match="no other weight format is read"):
+        names(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: no state of tensors"):
         names(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"mlp1.1.bias": "pytorch_model.bin"}})

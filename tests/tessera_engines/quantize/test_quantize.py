@@ -21,7 +21,9 @@ from tessera_engines.quantize.checkpoint import excludes, left_out
 from tessera_engines.quantize.inputs import Inputs
 from tessera_engines.quantize.tower import Seen, chosen, loss_of
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import M3_TINY
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY
+from tests.models.adapting import linked
 from tests.models.running import Given, batch_of, cosines, vectors
 
 TEXTS = ["two cats on a sofa", "the sum of the first ten primes", "a page about nothing at all", "x"]
@@ -122,6 +124,22 @@ def test_layers_that_cost_too_much_stay_as_they_are(
     for name, value in stored.items():
         if value.dtype == torch.float8_e4m3fn:
             assert (fewer[name].dtype == value.dtype) != (f"layers.{worst}." in name), name
+
+
+def test_heads_stay_beside_weights_that_torch_wrote(source: Path, tmp_path: Path) -> None:
+    """As of bge-m3; what is written is safetensors."""
+    plain, path = tmp_path / "plain", tmp_path / "path"
+    write_checkpoint(plain, M3_TINY, seed=0)
+    linked(plain, path, without="model.safetensors")
+    torch.save(load_file(plain / "model.safetensors"), path / "pytorch_model.bin")
+    (texts := tmp_path / "texts").mkdir()
+    (texts / "texts.txt").symlink_to(source / "texts.txt")
+    eight = run(plain, texts, tmp_path / "eight", "--most-loss", "1")
+    again = run(path, texts, tmp_path / "again", "--most-loss", "1")
+    assert {file.name for file in again.iterdir()} == {file.name for file in eight.iterdir()}
+    for name in ("sparse_linear.pt", "colbert_linear.pt", "model.safetensors"):
+        assert (again / name).read_bytes() == (eight / name).read_bytes()
+    assert len(open_model(again).outputs) == 3
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _files(directory: Path) -> dict[str, Path]:
         names = sorted(entry.name for entry in entries if entry.is_file())
     if len(names) > _MOST_FILES:
         raise CheckpointError(f"{directory}: has more than {_MOST_FILES} files, so it is no checkpoint")
-    names += [name for name in module_files(directory) if (directory / name).exists()]
+    names += [name for any_of in module_files(directory) for name in any_of if (directory / name).exists()]
     return {name: directory / name for name in names}
 
 

@@ -1,6 +1,7 @@
 """Reads a LoRA adapter of PEFT, and says what of it changes which stored tensor; torch-free.
 
-The files are ``adapter_config.json`` and ``adapter_model.safetensors``, beside the weights that they change.
+The files are ``adapter_config.json`` and ``adapter_model.safetensors`` or ``.bin``, beside the weights that
+they change.
 Loading adds the products up, in float32, and rounds once.
 """
 
@@ -14,13 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.checkpoint.safetensors import LowRank, StoredTensor, WeightFile
+from tessera.checkpoint.pickled import weight_file
+from tessera.checkpoint.safetensors import LowRank, StoredTensor
 from tessera.checkpoint.section import Section
+from tessera.checkpoint.weight_names import ADAPTER_WEIGHTS, first_of
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 
 ADAPTER_FILE: Final = "adapter_config.json"
-ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 _WRAPPER: Final = "base_model.model."
 _PART: Final = re.compile(
@@ -75,8 +77,9 @@ class Adapter:
 
     @property
     def weights(self) -> Path:
-        """The file of the adapter's tensors."""
-        return self.config.path.with_name(ADAPTER_WEIGHTS)
+        """The file of the adapter's tensors, the first of the two formats where there is none."""
+        directory = self.config.path.parent
+        return directory / (adapter_weights(directory) or ADAPTER_WEIGHTS[0])
 
     def _check(self) -> None:
         config = self.config
@@ -125,10 +128,10 @@ class Adapter:
     def _tensors(self) -> tuple[StoredTensor, ...]:
         if not self.weights.exists():
             raise CheckpointError(
-                f"{self.config.path.parent}: has {ADAPTER_FILE} without {ADAPTER_WEIGHTS};"
+                f"{self.config.path.parent}: has {ADAPTER_FILE} without {' or '.join(ADAPTER_WEIGHTS)};"
                 " no other weight format is read"
             )
-        tensors = WeightFile.read(self.weights).tensors
+        tensors = weight_file(self.weights).tensors
         for tensor in tensors:
             if not tensor.name.startswith(_WRAPPER):
                 raise self._error(tensor, f"is none of PEFT's, which begin with {_WRAPPER}")
@@ -242,6 +245,11 @@ class Adapter:
 
     def _error(self, tensor: StoredTensor, complaint: str) -> CheckpointError:
         return CheckpointError(f"{tensor.file}: tensor {tensor.name!r} {complaint}")
+
+
+def adapter_weights(directory: Path) -> str | None:
+    """Return the name of the file of an adapter's tensors, None where there is none."""
+    return first_of(ADAPTER_WEIGHTS, lambda name: (directory / name).exists())
 
 
 def _all_strings(value: object) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, cast, get_args
 from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
-from tessera.checkpoint.weights import SINGLE_FILE
+from tessera.checkpoint.weight_names import MODULE_WEIGHTS, first_of
 from tessera.errors import CheckpointError
 from tessera.small_files import read_json
 
@@ -63,6 +63,20 @@ _SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "me
 _PACKAGE: Final = "sentence_transformers."
 _FOREIGN_DENSE: Final = "pylate.models.Dense.Dense"
 _TOKENS: Final = "token_embeddings"
+
+# Arguments of the tokenizer, by their older and their newer name.
+_TOKENIZER_KEYS: Final = ("tokenizer_args", "processor_kwargs")
+# Arguments that change the tokens of a text, with the values that change nothing here.
+_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "add_special_tokens": (True,),
+    "truncation_side": ("right",),
+    "do_lower_case": (),
+    "strip_accents": (),
+    "tokenize_chinese_chars": (),
+    "add_prefix_space": (),
+    "add_bos_token": (),
+    "add_eos_token": (),
+}
 
 # A tokenizer without a limit is saved with 10 ** 30.
 _NO_LIMIT: Final = 1_000_000_000
@@ -142,6 +156,7 @@ class Declared:
     ``modules`` are the types in ``modules.json`` by their last component, empty without that file.
     ``steps`` follow pooling, or change each token's row where ``of_tokens`` is true. ``max_tokens`` is the
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
+    ``query_tokens`` and ``document_tokens`` are those of a role, which win over it.
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
     a head has. ``mask`` is the file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that
@@ -156,6 +171,8 @@ class Declared:
     of_tokens: bool = False
     max_tokens: int | None = None
     limit_of_tokenizer: bool = False
+    query_tokens: int | None = None
+    document_tokens: int | None = None
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -211,6 +228,7 @@ def read_declared(directory: Path) -> Declared:
     modules = _Modules(directory)
     modules.read()
     modules.check_logits(transformer)
+    _refuse_other_texts(transformer)
     max_tokens, of_tokenizer = _longest(directory, transformer)
     # The reference reads prompts beside modules.json alone.
     beside = general if modules.names else Section(path=general.path, values={})
@@ -226,6 +244,8 @@ def read_declared(directory: Path) -> Declared:
         of_tokens=modules.of_tokens,
         max_tokens=max_tokens,
         limit_of_tokenizer=of_tokenizer,
+        query_tokens=_optional(transformer, "query_length"),
+        document_tokens=_optional(transformer, "document_length"),
         lower_case=transformer.flag("do_lower_case", False),
         prompts=prompts,
         default_prompt=default,
@@ -235,7 +255,7 @@ def read_declared(directory: Path) -> Declared:
         activation=_score_activation(config, general),
         labels=labels,
         logit_score=modules.logit_score,
-        truncate_dim=beside.integer("truncate_dim") if beside.has("truncate_dim") else None,
+        truncate_dim=_optional(beside, "truncate_dim"),
         similarity=_similarity(beside),
         mask=modules.mask,
         adapter=Adapter.read(directory),
@@ -253,16 +273,17 @@ def _similarity(general: Section) -> str | None:
     return name.lower()
 
 
-def module_files(directory: Path) -> list[str]:
+def module_files(directory: Path) -> list[tuple[str, ...]]:
     """Return the files below the directory that the modules in ``modules.json`` need, for a download.
 
-    Raises ``CheckpointError`` for a path outside the directory.
+    Of each entry the first that is there. Raises ``CheckpointError`` for a path outside the directory.
     """
-    files: list[str] = []
+    files: list[tuple[str, ...]] = []
     for name, folder, _ in _entries(directory):
         if folder and name in _MODULES and name not in _WITHOUT_FILE:
-            files.append(f"{folder}/{CONFIG_FILE}")
-            files += [f"{folder}/{SINGLE_FILE}"] if name in _WITH_WEIGHTS else []
+            files.append((f"{folder}/{CONFIG_FILE}",))
+            if name in _WITH_WEIGHTS:
+                files.append(tuple(f"{folder}/{weights}" for weights in MODULE_WEIGHTS))
     return files
 
 
@@ -477,8 +498,11 @@ def transformer_section(directory: Path) -> Section:
 
 def _longest(directory: Path, transformer: Section) -> tuple[int | None, bool]:
     """Return the longest input, and whether only the tokenizer bounds it."""
-    if transformer.has("max_seq_length"):
-        return transformer.integer("max_seq_length"), False
+    # The tokenizer's own argument wins, as in the reference.
+    for section in (*_sections(transformer, _TOKENIZER_KEYS), transformer):
+        key = "max_seq_length" if section is transformer else "model_max_length"
+        if section.has(key):
+            return section.integer(key), False
     tokenizer = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
     limit: Any = tokenizer.values.get("model_max_length")
     # Saved as 1e30 by some versions, which is no integer.
@@ -487,6 +511,28 @@ def _longest(directory: Path, transformer: Section) -> tuple[int | None, bool]:
     if type(limit) is int and limit >= _NO_LIMIT:
         return None, False
     return tokenizer.integer("model_max_length"), True
+
+
+def _optional(section: Section, key: str) -> int | None:
+    return section.integer(key) if section.has(key) else None
+
+
+def _sections(section: Section, keys: Sequence[str]) -> list[Section]:
+    """Return the objects below those of the keys that are there."""
+    return [section.section(key) for key in keys if section.has(key)]
+
+
+def _refuse_other_texts(transformer: Section) -> None:
+    """Raise ``CheckpointError`` for arguments of the tokenizer and of its calls that change what is read.
+
+    They are for the classes of the reference, and stand in no other file.
+    """
+    calls = _sections(transformer, ("processing_kwargs",))
+    calls += [text for call in calls for text in _sections(call, ("text", "common"))]
+    for section in (*_sections(transformer, _TOKENIZER_KEYS), *calls):
+        for key, usual in _USUAL.items():
+            if section.has(key) and section.values[key] not in usual:
+                raise section.error(key, f"is {section.values[key]!r}, which is not done")
 
 
 def _prompts(general: Section) -> tuple[dict[str, str], str | None]:
@@ -536,5 +582,7 @@ def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, .
     if modules.names or general.has("activation_fn") or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
-        names += (f"{folder}/{CONFIG_FILE}", f"{folder}/{SINGLE_FILE}")
+        names.append(f"{folder}/{CONFIG_FILE}")
+        weights = (f"{folder}/{name}" for name in MODULE_WEIGHTS)
+        names += filter(None, [first_of(weights, lambda name: (directory / name).exists())])
     return tuple(sorted(name for name in set(names) if (directory / name).exists()))

@@ -9,7 +9,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from tessera.checkpoint.adapter import ADAPTER_WEIGHTS
+from tessera.checkpoint.adapter import adapter_weights
+from tessera.checkpoint.pickled import weight_file
 from tessera.checkpoint.quantized import MODELOPT_FILE
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import weight_files
@@ -47,8 +48,8 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
         digest.update(content)
     # Loading complains of what is missing.
     weights = weight_files(directory, lambda name: False)
-    if (directory / ADAPTER_WEIGHTS).exists():
-        weights.append(WeightFile.read(directory / ADAPTER_WEIGHTS))
+    if (adapter := adapter_weights(directory)) is not None:
+        weights.append(weight_file(directory / adapter))
     for file in weights:
         digest.update(f"weights {len(file.header)} ".encode())
         digest.update(file.header)

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -51,13 +52,13 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
 
 import tessera
-from tessera.checkpoint.adapter import ADAPTER_FILE, ADAPTER_WEIGHTS
+from tessera.checkpoint.adapter import ADAPTER_FILE
 from tessera.checkpoint.declared import MODULES_FILE, STANFORD_FILE, module_files
-from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
-from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, shards
+from tessera.checkpoint.weight_names import ADAPTER_WEIGHTS, HEAD_FILES, WEIGHTS, first_of
+from tessera.checkpoint.weights import named_weights, weights_lacking
 from tessera.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -175,10 +176,10 @@ class _Fetch:
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
         try:
             weights = self._weights(folder, os.listdir(folder))
-            needed = [*weights, *module_files(folder), *filter(_is_description, names)]
+            needed = [*weights, *filter(_is_description, names)]
+            return folder if _has(folder, needed) else None
         except CheckpointError:
             return None
-        return folder if all((folder / name).exists() for name in needed) else None
 
     def _ask(self) -> str:
         """The commit that the hub has for the revision."""
@@ -197,13 +198,12 @@ class _Fetch:
     def _fetched(self, commit: str) -> Path:
         folder = _folder(self.model.repository) / "snapshots" / commit
         files = self._listed(commit)
-        alone = ADAPTER_FILE in files and not any(name in files for name in (SINGLE_FILE, INDEX_FILE))
+        whole = first_of(WEIGHTS, files.__contains__)
+        alone = ADAPTER_FILE in files and whole is None
         if CONFIG_FILE not in files and not alone:
             raise CheckpointError(f"{self.model}: has no {CONFIG_FILE}, so it is no checkpoint")
-        if not alone and not any(name in files for name in (SINGLE_FILE, INDEX_FILE)):
-            raise CheckpointError(
-                f"{self.model}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
-            )
+        if not alone and whole is None:
+            raise weights_lacking(self.model)
         described = [name for name in files if _is_description(name)]
         large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
         if large or len(described) > _MOST_JSON_FILES:
@@ -214,10 +214,8 @@ class _Fetch:
             )
             most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
             raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
-        if all((folder / name).exists() for name in described):
-            needed = [*self._weights(folder, files), *module_files(folder)]
-            if all((folder / name).exists() for name in needed):
-                return folder
+        if _has(folder, described, modules=False) and _has(folder, self._weights(folder, files)):
+            return folder
         with _locked(self.model.repository):
             # Before gigabytes: whether anybody serves it.
             self._download(commit, [files[ADAPTER_FILE if alone else CONFIG_FILE]])
@@ -227,26 +225,30 @@ class _Fetch:
             self._recognise(folder)
             self._download(commit, self._of_modules(commit, folder))
             weights = self._weights(folder, files)
-            self._download(commit, [files[name] for name in weights if name != ADAPTER_WEIGHTS], said=True)
+            own = [files[name] for name in weights if name not in ADAPTER_WEIGHTS]
+            self._download(commit, own, said=True)
             # Whoever has it has all, and can tell it from one that lies alone.
             self._download(commit, [files[name] for name in weights], said=True)
         return folder
 
     def _of_modules(self, commit: str, folder: Path) -> list[RepoFile]:
         """Return the files of the modules that ``modules.json`` names, which are in folders of their own."""
-        names = module_files(folder)
-        if len(names) > _MOST_JSON_FILES:
+        needed = module_files(folder)
+        if len(needed) > _MOST_JSON_FILES:
             raise CheckpointError(
-                f"{self.model}: {MODULES_FILE} names {len(names)} files, which are too many"
+                f"{self.model}: {MODULES_FILE} names {len(needed)} files, which are too many"
             )
         files: dict[str, RepoFile] = {}
-        for below in sorted({name.rpartition("/")[0] for name in names}):
+        for below in sorted({any_of[0].rpartition("/")[0] for any_of in needed}):
             files |= self._listed(commit, below)
-        for name in names:
-            if name not in files:
+        names = []
+        for any_of in needed:
+            name = first_of(any_of, files.__contains__)
+            if name is None:
                 raise CheckpointError(
-                    f"{self.model}: {MODULES_FILE} needs {name}, which the hub does not have"
+                    f"{self.model}: {MODULES_FILE} needs {any_of[0]}, which the hub does not have"
                 )
+            names.append(name)
             if files[name].size > _MOST_JSON_BYTES and _is_description(name):
                 raise CheckpointError(
                     f"{self.model}: has {name} of {size(files[name].size)}, which is too much"
@@ -274,17 +276,17 @@ class _Fetch:
 
     def _weights(self, folder: Path, files: Collection[str]) -> list[str]:
         """The names of the weight files that are read, of those that the hub lists; an adapter's is last."""
-        adapts = ADAPTER_FILE in files
-        if SINGLE_FILE in files or (adapts and INDEX_FILE not in files):
-            names = [name for name in (SINGLE_FILE,) if name in files]
-        else:
-            names = shards(folder)
+        adapts, whole = ADAPTER_FILE in files, first_of(WEIGHTS, files.__contains__)
+        if whole is None and not adapts:
+            raise weights_lacking(self.model)
+        names = [] if whole is None else named_weights(folder, whole)
         names += [name for name in HEAD_FILES if name in files]
-        names += [ADAPTER_WEIGHTS] if adapts else []
+        if adapts:
+            names.append(first_of(ADAPTER_WEIGHTS, files.__contains__) or ADAPTER_WEIGHTS[0])
         missing = [name for name in names if name not in files]
         if missing or len(names) > _MOST_SHARDS:
             what = f"names {missing[0]}, which the hub does not have" if missing else "names too many files"
-            named = ADAPTER_FILE if missing == [ADAPTER_WEIGHTS] else INDEX_FILE
+            named = ADAPTER_FILE if missing == [ADAPTER_WEIGHTS[0]] else whole
             raise CheckpointError(f"{self.model}: {named} {what}")
         return names
 
@@ -306,7 +308,7 @@ class _Fetch:
         began, stopped = time.monotonic(), Event()
         one = _OneFile(self.model.repository, commit, progress, stopped)
         with ThreadPoolExecutor(min(_AT_A_TIME, len(files))) as threads:
-            running = [threads.submit(one.fetch, file) for file in files]
+            running = [threads.submit(one.fetch, *equal) for equal in _by_content(files)]
             try:
                 for each in as_completed(running):
                     each.result()
@@ -379,7 +381,12 @@ class _OneFile:
     progress: Progress
     stopped: Event
 
-    def fetch(self, file: RepoFile) -> None:
+    def fetch(self, *files: RepoFile) -> None:
+        """Fetch files of the same content, which lie in one place."""
+        for file in files:
+            self._fetch(file)
+
+    def _fetch(self, file: RepoFile) -> None:
         url = hf_hub_url(self.repository, file.path, revision=self.commit)
         if not _by_xet(file):
             found = get_hf_file_metadata(url, headers=_headers(), timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -477,6 +484,12 @@ def _by_xet(file: RepoFile) -> bool:
     return constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
+def _has(folder: Path, names: Iterable[str], *, modules: bool = True) -> bool:
+    """Whether a snapshot has these files, and those of its ``modules``; raises ``CheckpointError``."""
+    needed = [*((name,) for name in names), *(module_files(folder) if modules else ())]
+    return all(any((folder / name).exists() for name in any_of) for any_of in needed)
+
+
 def _is_description(name: str) -> bool:
     """Whether a file describes a checkpoint: JSON, or a chat template."""
     return (name.endswith((".json", ".jinja")) or name == STANFORD_FILE) and "/" not in name
@@ -490,9 +503,22 @@ def _is_whole(path: Path, file: RepoFile) -> bool:
         return hashlib.file_digest(read, "sha256").hexdigest() == file.lfs.sha256
 
 
+def _content(file: RepoFile) -> str:
+    """What a hub calls a file's content."""
+    return file.lfs.sha256 if file.lfs is not None else file.blob_id
+
+
+def _by_content(files: Iterable[RepoFile]) -> Collection[list[RepoFile]]:
+    """Files by what they hold: those that are equal would be written to one place at a time."""
+    found: dict[str, list[RepoFile]] = defaultdict(list)
+    for file in files:
+        found[_content(file)].append(file)
+    return found.values()
+
+
 def _have(folder: Path, file: RepoFile) -> int:
     """How many bytes of a file are there, as far as can be told before the hub is asked."""
-    blob = folder / "blobs" / (file.lfs.sha256 if file.lfs is not None else file.blob_id)
+    blob = folder / "blobs" / _content(file)
     for path in (blob, _partial(blob)):
         with suppress(OSError):
             return min(path.stat().st_size, file.size)

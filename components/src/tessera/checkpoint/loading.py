@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from tessera.checkpoint.pickled import state_file
 from tessera.checkpoint.progress import Progress
 from tessera.checkpoint.safetensors import LowRank, Scales, StoredTensor
 from tessera.dtypes import FLOATS
@@ -124,7 +126,7 @@ def stored_names(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 class TensorReader:
-    """Reads tensors from safetensors files, of which it keeps one mapped.
+    """Reads tensors from weight files, of which it keeps one mapped.
 
     Pages that were read count against the process for as long as a file is mapped, so the file is mapped anew
     after every 64 MiB. For 976 MiB of bfloat16 in one file the peak was 1956 MiB with one mapping, 1044 so,
@@ -222,12 +224,12 @@ class TensorReader:
         if self._file is None or self._file[0] != tensor.file or self._mapped > _MAPPED_BYTES:
             # The old mapping ends before the new one begins.
             self._file = None
-            self._file = tensor.file, _open(tensor.file)
+            self._file = tensor.file, opened(tensor.file)
             self._mapped = 0
         self._mapped += tensor.nbytes
         try:
             return self._value(tensor, self._file[1])
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:
             raise CheckpointError(f"{tensor.file}: cannot read tensor {tensor.name!r}: {error}") from error
 
     @staticmethod
@@ -245,7 +247,33 @@ def _unpacked(packed: torch.Tensor) -> torch.Tensor:
     return torch.tensor((*_E2M1, *(-value for value in _E2M1)))[halves.int()]
 
 
-def _open(path: Path) -> Any:
+class _State:
+    """The tensors of a file that ``torch.save`` wrote, as ``safe_open`` gives those of its files.
+
+    Each has a mapping of its own, and none of them can write to the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tensors = {tensor.name: tensor for tensor in state_file(path).tensors}
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        mapped = np.memmap(tensor.file, np.uint8, "c", tensor.start, (tensor.nbytes,))
+        return torch.from_numpy(mapped).view(tensor.dtype.torch).view(tensor.shape)
+
+    get_slice = get_tensor
+
+
+def opened(path: Path) -> Any:
+    """Return the tensors of a weight file of either format, by ``keys``, ``get_tensor`` and ``get_slice``.
+
+    Raises ``CheckpointError``.
+    """
+    if path.suffix != ".safetensors":
+        return _State(path)
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

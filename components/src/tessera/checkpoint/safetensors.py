@@ -159,11 +159,8 @@ class WeightFile:
     @classmethod
     def read(cls, path: Path) -> WeightFile:
         """Read the header of ``path``; raises ``CheckpointError`` for anything that is not as it says."""
+        size = regular_size(path)
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path}: is no regular file")
-            size = status.st_size
             with path.open("rb") as file:
                 length = header_length(start := file.read(LENGTH_BYTES))
                 if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, _LARGEST_HEADER):
@@ -181,6 +178,20 @@ class WeightFile:
         data = LENGTH_BYTES + length
         tensors = tuple(_tensor(path, name, entry, data=data, size=size) for name, entry in entries.items())
         return cls(path=path, header=header, tensors=tensors)
+
+
+def regular_size(path: Path) -> int:
+    """The bytes of a file of weights; raises ``CheckpointError`` for one that is no regular file.
+
+    A FIFO would be waited for without end.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: not readable: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path}: is no regular file")
+    return status.st_size
 
 
 def _tensor(path: Path, name: str, entry: Any, *, data: int, size: int) -> StoredTensor:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.checkpoint.weight_names import WEIGHTS
 from tessera.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -124,9 +125,8 @@ class Source:
 
 def is_adapter(directory: Path) -> bool:
     """Whether a directory has an adapter of PEFT, and not the weights that it changes."""
-    weights = ("model.safetensors", "model.safetensors.index.json")
     return (directory / "adapter_config.json").exists() and not any(
-        (directory / name).exists() for name in weights
+        (directory / name).exists() for name in WEIGHTS
     )
 
 

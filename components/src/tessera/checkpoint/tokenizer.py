@@ -132,6 +132,10 @@ class PlainTokenizer:
         Raises ``CheckpointError`` for what is no tokenizer or too large.
         """
         path = directory / TOKENIZER_FILE
+        if not path.exists():
+            raise CheckpointError(
+                f"{path}: there is no such file; AutoTokenizer of transformers writes it with save_pretrained"
+            )
         section = Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
         added = _added_tokens(path, section.values)
         stripped = {**section.values, "added_tokens": [], "post_processor": None}

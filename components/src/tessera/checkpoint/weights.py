@@ -1,7 +1,6 @@
 """Finds a checkpoint's weight files and the place of every tensor in them.
 
-Reads headers only. Files in pickle formats are never opened, and neither is any file that the index does
-not name.
+Reads headers only, and no file that the index does not name.
 """
 
 from __future__ import annotations
@@ -10,15 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.adapter import ADAPTER_WEIGHTS, Adapter
+from tessera.checkpoint.adapter import Adapter
+from tessera.checkpoint.pickled import weight_file
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
+from tessera.checkpoint.weight_names import (
+    ADAPTER_WEIGHTS,
+    SINGLE_FILE,
+    STATE_FILE,
+    WEIGHTS,
+    first_of,
+    is_index,
+    is_shard,
+)
 from tessera.dtypes import BY_SAFETENSORS, FLOATS
 from tessera.errors import CheckpointError
-
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 
 _FLOATS: Final = {name: dtype for name, dtype in BY_SAFETENSORS.items() if dtype.name in {*FLOATS, "float64"}}
 
@@ -27,58 +33,72 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def weight_files(directory: Path, used: Callable[[str], bool] = lambda name: True) -> list[WeightFile]:
-    """The headers of ``model.safetensors``, or of the shards that the index names, by file name.
+    """The headers of the file with all weights, or of the shards that an index names, by file name.
 
     Raises ``CheckpointError`` for a tensor that the index puts where it is not, if its name is ``used``: tied
     models that were saved again list a head which no file has. A shard of such tensors alone may be missing.
     """
-    if (directory / SINGLE_FILE).exists():
-        return [WeightFile.read(directory / SINGLE_FILE)]
-    placed = _index(directory).section("weight_map").values
+    name = _weights_name(directory)
+    if not is_index(name):
+        return [weight_file(directory / name)]
+    index = Section.read(directory / name)
+    placed = index.section("weight_map").values
     needed = {file for name, file in placed.items() if used(name)}
-    names = [name for name in shards(directory) if name in needed or (directory / name).exists()]
-    files = {name: WeightFile.read(directory / name) for name in names}
+    names = [name for name in _shards(index) if name in needed or (directory / name).exists()]
+    files = {name: weight_file(directory / name) for name in names}
     held = {(tensor.name, name) for name, file in files.items() for tensor in file.tensors}
     for tensor, name in placed.items():
         if (tensor, name) not in held and used(tensor):
             raise CheckpointError(
-                f"{files[name].path}: lacks tensor {tensor!r}, which {INDEX_FILE} puts there"
+                f"{files[name].path}: lacks tensor {tensor!r}, which {index.path.name} puts there"
             )
     return list(files.values())
 
 
 def weight_sizes(directory: Path) -> dict[str, int]:
-    """The bytes of ``model.safetensors``, or of each shard that the index names, and of an adapter's file.
+    """The bytes of the file with all weights, or of each shard that an index names, and of an adapter's file.
 
     By file name. Empty without any: families from elsewhere may keep their weights in other files.
     """
-    if (directory / SINGLE_FILE).exists():
-        names = [SINGLE_FILE]
-    else:
-        names = shards(directory) if (directory / INDEX_FILE).exists() else []
+    name = first_of(WEIGHTS, lambda name: (directory / name).exists())
+    names = [] if name is None else named_weights(directory, name)
     return {
         name: (directory / name).stat().st_size
-        for name in (*names, ADAPTER_WEIGHTS)
+        for name in (*names, *ADAPTER_WEIGHTS)
         if (directory / name).exists()
     }
 
 
-def shards(directory: Path) -> list[str]:
-    """The names of the files that the index puts tensors into; raises ``CheckpointError``."""
-    index = _index(directory)
+def named_weights(directory: Path, name: str) -> list[str]:
+    """The files that one of ``WEIGHTS`` stands for: itself, or the shards of an index.
+
+    Raises ``CheckpointError``.
+    """
+    return _shards(Section.read(directory / name)) if is_index(name) else [name]
+
+
+def _shards(index: Section) -> list[str]:
     names = sorted({str(name) for name in index.section("weight_map").values.values()})
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise index.error("weight_map", f"names {name!r}, which is no safetensors file beside it")
+        if not is_shard(name, index.path.name):
+            kind = index.path.name.split(".")[1]
+            raise index.error("weight_map", f"names {name!r}, which is no {kind} file beside it")
     return names
 
 
-def _index(directory: Path) -> Section:
-    if not (directory / INDEX_FILE).exists():
-        raise CheckpointError(
-            f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
-        )
-    return Section.read(directory / INDEX_FILE)
+def weights_lacking(where: object) -> CheckpointError:
+    """What is said of a checkpoint without a weight file that is read."""
+    return CheckpointError(
+        f"{where}: has neither {SINGLE_FILE} nor {STATE_FILE}, nor an index of shards; no other weight format"
+        " is read"
+    )
+
+
+def _weights_name(directory: Path) -> str:
+    name = first_of(WEIGHTS, lambda name: (directory / name).exists())
+    if name is None:
+        raise weights_lacking(directory)
+    return name
 
 
 def stored_tensors(

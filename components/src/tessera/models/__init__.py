@@ -135,6 +135,8 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     try:
         parsed = read_json(config)
     except FileNotFoundError as error:
+        # A transformer in a folder of its own, which is refused by name.
+        read_declared(directory)
         raise CheckpointError(f"{config}: there is no such file, so {directory} is no checkpoint") from error
     except OSError as error:
         raise CheckpointError(f"{config}: not readable: {error.strerror}") from error

@@ -141,14 +141,21 @@ def score_activation(declared: Declared) -> ScoreActivation:
     return activation
 
 
-def longest(assumed: int, declared: Declared) -> int:
-    """Return the longest input in tokens, the shorter of the two.
+def longest(assumed: int, declared: Declared) -> tuple[int, dict[Role, int]]:
+    """Return the longest input in tokens, and that of each role where roles have their own.
 
-    A tokenizer's own limit counts beside ``modules.json`` alone, whose authors keep theirs there.
+    A declared length counts if it is shorter than the assumed one. A tokenizer's own limit counts beside
+    ``modules.json`` alone, whose authors keep theirs there. The length of a role may be longer than the
+    general one.
     """
-    if declared.max_tokens is None or (declared.limit_of_tokenizer and not declared.modules):
-        return assumed
-    return min(assumed, declared.max_tokens)
+    general = assumed
+    if declared.max_tokens is not None and (declared.modules or not declared.limit_of_tokenizer):
+        general = min(assumed, declared.max_tokens)
+    own = {Role.QUERY: declared.query_tokens, Role.PASSAGE: declared.document_tokens}
+    if not any(own.values()):
+        return general, {}
+    roles = {role: min(assumed, own.get(role) or general) for role in Role}
+    return max(roles.values()), roles
 
 
 def role_prompts(

@@ -109,7 +109,7 @@ class TowerModel:
             lower_case=self.lowers_case,
             projects=self.projects_tokens,
         )
-        self.max_tokens = longest(max_tokens, self.declared)
+        self.max_tokens, self._role_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
         self._tokenizer = tokenizer or PlainTokenizer.read(
             path, vocab_size=text.vocab_size, lower_case=self.declared.lower_case
@@ -168,6 +168,7 @@ class TowerModel:
         return [*self.marks.before, Run(content.prompt_of(self.prompts), content.text), *self.marks.behind]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        max_tokens = min(max_tokens, self._role_tokens.get(content.role, max_tokens))
         if content.instruction is not None and not self.takes_instructions:
             refuse_instruction(content, param=param)
         if any(isinstance(part, tuple) for part in content.parts):

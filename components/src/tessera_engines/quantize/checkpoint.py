@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tessera.checkpoint.loading import opened
 from tessera.checkpoint.quantized import MODELOPT_FILE
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import CONFIG_FILE
-from tessera.checkpoint.weights import INDEX_FILE, weight_files
+from tessera.checkpoint.weight_names import HEAD_FILES, INDEX_FILE, SINGLE_FILE, STATE_FILE, STATE_INDEX_FILE
+from tessera.checkpoint.weights import weight_files
 from tessera.errors import ConfigError
 from tessera.nn.fp8 import Fp8Weight
 from tessera.nn.layer import Linear
@@ -30,6 +31,7 @@ from tessera.nn.layer import Linear
 _WEIGHT: Final = ".weight"
 # Other forms of the weights, beside the files that are read.
 _LEFT: Final = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".onnx")
+_WRITTEN: Final = (INDEX_FILE, STATE_INDEX_FILE, CONFIG_FILE)
 _LEFT_FOLDERS: Final = ("onnx", "openvino")
 
 
@@ -107,13 +109,11 @@ def write(source: Path, out: Path, parts: Mapping[str, Part], about: Mapping[str
     _copy(source, out)
     placed: dict[str, str] = {}
     for file in files:
-        placed |= dict.fromkeys(_write_file(file, out / file.path.name, parts), file.path.name)
-    if (source / INDEX_FILE).exists():
-        index = json.loads((source / INDEX_FILE).read_bytes())
+        name = SINGLE_FILE if file.path.name == STATE_FILE else f"{file.path.stem}.safetensors"
+        placed |= dict.fromkeys(_write_file(file, out / name, parts), name)
+    if {*placed.values()} != {SINGLE_FILE}:
         size = sum((out / name).stat().st_size for name in set(placed.values()))
-        index["metadata"] = {**index.get("metadata", {}), "total_size": size}
-        index["weight_map"] = placed
-        _write_json(out / INDEX_FILE, index)
+        _write_json(out / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": placed})
     matrices = {
         tensor.name.removesuffix(_WEIGHT)
         for file in files
@@ -142,23 +142,23 @@ def _copy(source: Path, out: Path) -> None:
         if path.is_dir():
             if path.name not in _LEFT_FOLDERS:
                 shutil.copytree(path, out / path.name)
-        elif path.suffix not in _LEFT and path.name not in (INDEX_FILE, CONFIG_FILE):
+        elif path.name in HEAD_FILES or (path.suffix not in _LEFT and path.name not in _WRITTEN):
             shutil.copy(path, out / path.name)
 
 
 def _write_file(file: WeightFile, out: Path, parts: Mapping[str, Part]) -> list[str]:
     """Write one weight file, and return the names in it."""
     tensors: dict[str, torch.Tensor] = {}
-    with safe_open(file.path, framework="pt") as stored:
-        for name in stored.keys():  # noqa: SIM118, it is no mapping
-            part = parts.get(name)
-            if part is None:
-                tensors[name] = stored.get_tensor(name)
-                continue
-            module = name.removesuffix(_WEIGHT)
-            tensors[name] = part.values
-            tensors[f"{module}.weight_scale"] = part.scale
-            tensors[f"{module}.input_scale"] = part.input_scale
+    stored = opened(file.path)
+    for name in stored.keys():  # noqa: SIM118, it is no mapping
+        part = parts.get(name)
+        if part is None:
+            tensors[name] = stored.get_tensor(name)
+            continue
+        module = name.removesuffix(_WEIGHT)
+        tensors[name] = part.values
+        tensors[f"{module}.weight_scale"] = part.scale
+        tensors[f"{module}.input_scale"] = part.input_scale
     save_file(tensors, out, {"format": "pt"})
     return list(tensors)
 

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES
-from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, Shapes
+from tessera.checkpoint.weight_names import INDEX_FILE, SINGLE_FILE
+from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS, DType, Float32Array, bfloat16_bits
 
 # A prime, so that no row of any matrix lines up with another where the block starts over.

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class CrossEncoder(EncoderModel):
     """Base of cross-encoders; ``separators`` last tokens stand between the query and the document.
 
-    With ``typed`` what stands behind the first of them is of type 1.
+    With ``typed`` what stands behind the first of them is of type 1. The default prompt that a checkpoint
+    declares stands before the query, as in the reference.
     """
 
     kind = OutputKind.SCORE
@@ -53,6 +54,8 @@ class CrossEncoder(EncoderModel):
         self._first_token = np.array([self._first], np.int32)
         chosen = options.activation
         self.activation = score_activation(self.declared) if chosen == "declared" else chosen
+        default = self.declared.default_prompt
+        self._before = "" if default is None else self.declared.prompts.get(default, "")
 
     @property
     def head_names(self) -> Mapping[str, str]:
@@ -80,7 +83,7 @@ class CrossEncoder(EncoderModel):
         params: Sequence[str],
     ) -> list[Prompt | InvalidInput]:
         """As ``tessera.models.base.PairModel.pairs``."""
-        asked, cut = self._side(query, limits.query, query_param)
+        asked, cut = self._side(query, limits.query, query_param, before=self._before)
         room = limits.tokens - self.separators - 2
         if room < 2 or (limits.truncate is Truncate.NONE and len(asked) >= room):
             raise InvalidInput(
@@ -110,9 +113,12 @@ class CrossEncoder(EncoderModel):
         tokens = np.concatenate((self._first_token, asked, between, told, between[:1]))
         return Prompt(tokens=tokens, image_tokens=0, truncated=cut or shortened)
 
-    def _side(self, side: Content, most: int | None, param: str) -> tuple[Int32Array, bool]:
-        """Return the tokens of a side, and whether a bound of its own has cut them."""
-        ids = self._tokenizer.ids(side_text(side, images=False, lacking=self.lacking, param=param))
+    def _side(
+        self, side: Content, most: int | None, param: str, *, before: str = ""
+    ) -> tuple[Int32Array, bool]:
+        """Return the tokens of a side with what is put before it, and whether a bound of its own cut them."""
+        text = side_text(side, images=False, lacking=self.lacking, param=param)
+        ids = self._tokenizer.ids(before + text)
         return (ids, False) if most is None or len(ids) <= most else (ids[:most], True)
 
 

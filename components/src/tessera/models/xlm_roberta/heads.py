@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tessera.checkpoint.pickled import HEAD_FILES, read_state
+from tessera.checkpoint.pickled import read_state
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.weight_names import HEAD_FILES
 from tessera.errors import CheckpointError
 from tessera.models.base import TOKEN_WEIGHTS, Output, OutputKind
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tessera.checkpoint.declared import STANFORD
-from tessera.checkpoint.pickled import HEAD_FILES
 from tessera.checkpoint.section import Section
+from tessera.checkpoint.weight_names import HEAD_FILES
 from tessera.models.base import Family, Int32Array, Output
 from tessera.models.encoder.colbert import ColbertModel
 from tessera.models.encoder.model import ColbertOptions, EncoderModel, Options, PairOptions
@@ -92,7 +92,7 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "xlm_roberta_rerank"
-    version = 2
+    version = 3
     separators = 2
     typed = False
 
@@ -101,6 +101,7 @@ FAMILY: Family = OptionsFamily(
     name=XlmRoberta.family,
     model_types=_TYPES,
     hub_models=(
+        "BAAI/bge-m3",
         "intfloat/multilingual-e5-base",
         "intfloat/multilingual-e5-large",
         "Snowflake/snowflake-arctic-embed-l-v2.0",

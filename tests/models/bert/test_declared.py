@@ -1,0 +1,167 @@
+"""What only encoders' files declare of texts: lengths by role, cases of letters, prompts of pairs.
+
+The reference is ``sentence-transformers`` on the same directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.batch import PackedInput, pack
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.models import open_model
+from tessera.models.base import Content, Model, Prompt, Role, Truncate
+from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY, TINY, EncoderSpec
+from tests.models.conftest import WriteCheckpoint
+from tests.models.declaring import Module, declare, write
+from tests.models.pairing import logits
+from tests.models.running import Given, Pair, cosines, vectors
+
+sentence_transformers: Any = pytest.importorskip("sentence_transformers")
+
+TEXTS = [
+    "river",
+    "été naïve 東京",
+    "The Old Bridge by the TEMPLE. " * 4,
+    "a market in the light of morning " * 12,
+]
+POOLED = Module("Pooling", {"embedding_dimension": TINY.hidden, "pooling_mode": "mean"})
+BAR = 1 - 1e-9
+
+
+def prompt(model: Model, text: str, role: Role, truncate: Truncate = Truncate.END) -> Prompt:
+    content = Content(parts=(text,), role=role)
+    return model.prompt(content, max_tokens=model.max_tokens, truncate=truncate, param="input")
+
+
+def embedded(model: Model, role: Role = Role.NONE) -> np.ndarray:
+    inputs = []
+    for text in TEXTS:
+        tokens = prompt(model, text, role).tokens
+        inputs.append(
+            PackedInput(
+                tokens=tokens,
+                positions=model.positions(tokens, ()),
+                vision_index=model.vision_index(tokens),
+            )
+        )
+    return vectors(model, model.load_text(dtype="float32", device="cpu"), pack(inputs))
+
+
+def check(path: Path, roles: Sequence[Role] = (Role.NONE,)) -> None:
+    reference, model = sentence_transformers.SentenceTransformer(str(path), device="cpu"), open_model(path)
+    encode = {Role.NONE: "encode", Role.QUERY: "encode_query", Role.PASSAGE: "encode_document"}
+    for role in roles:
+        expected = getattr(reference, encode[role])(TEXTS, normalize_embeddings=True)
+        assert cosines(embedded(model, role), expected).min() >= BAR, role
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ({"query_length": 16, "document_length": 24}, 512),
+        ({"max_seq_length": 32, "document_length": 48}, 48),
+        ({"max_seq_length": 32, "tokenizer_args": {"model_max_length": 20}}, 20),
+        ({"processor_kwargs": {"model_max_length": 24, "padding_side": "right"}}, 24),
+    ],
+)
+def test_an_input_is_as_long_as_its_role_may_have_it(
+    lengths: Mapping[str, Any], most: int, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=lengths)
+    check(path, list(Role))
+    model = open_model(path)
+    assert model.max_tokens == most
+    longest = {role: len(prompt(model, TEXTS[-1], role).tokens) for role in Role}
+    shortest = min(longest, key=longest.__getitem__)
+    with pytest.raises(InvalidInput, match=rf"input .*{longest[shortest]}"):
+        prompt(model, TEXTS[-1], shortest, Truncate.NONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "text.add_special_tokens is False"),
+        (
+            {"processing_kwargs": {"add_special_tokens": False}},
+            "processing_kwargs.add_special_tokens is False",
+        ),
+        ({"tokenizer_args": {"truncation_side": "left"}}, "tokenizer_args.truncation_side is 'left'"),
+        ({"processor_kwargs": {"do_lower_case": False}}, "processor_kwargs.do_lower_case is False"),
+    ],
+)
+def test_arguments_that_change_texts_are_refused_by_key(
+    changes: Mapping[str, Any], complaint: str, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=changes)
+    with pytest.raises(
+        CheckpointError, match=rf"sentence_bert_config\.json: \S*{complaint}, which is not done"
+    ):
+        open_model(path)
+
+
+def test_arguments_that_change_nothing_are_no_matter(written: WriteCheckpoint, tmp_path: Path) -> None:
+    usual = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {"text": {"add_special_tokens": True}},
+        "tokenizer_args": {"padding_side": "right"},
+    }
+    check(declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=usual))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"do_lower_case": False}, {"do_lower_case": True}, {"strip_accents": False}, {}]
+)
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_letters_are_as_the_configuration_of_the_tokenizer_has_them(
+    name: str, lowercase: bool, settings: Mapping[str, Any], written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    """The class of BERT's goes by its settings, the general one by the file of the tokenizer."""
+    path = declare(written(TINY), tmp_path / "declared", POOLED)
+    of_tokenizer = json.loads((path / "tokenizer.json").read_text())
+    of_tokenizer["normalizer"] = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": lowercase,
+    }
+    write(path / "tokenizer.json", of_tokenizer)
+    configured = json.loads((path / "tokenizer_config.json").read_text())
+    write(path / "tokenizer_config.json", configured | {"tokenizer_class": name, **settings})
+    check(path)
+
+
+@pytest.mark.parametrize("spec", [RERANK_TINY, ROBERTA_RERANK_TINY], ids=["bert", "xlm_roberta"])
+def test_the_default_prompt_of_pairs_stands_before_the_query(
+    spec: EncoderSpec, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    general = {"prompts": {"web": "which river is "}, "default_prompt_name": "web"}
+    old = declare(written(spec), tmp_path / "old")
+    if not spec.roberta:
+        # The general class of the reference gives tokens no types.
+        configured = json.loads((old / "tokenizer_config.json").read_text())
+        write(old / "tokenizer_config.json", configured | {"tokenizer_class": "BertTokenizer"})
+    sentence_transformers.CrossEncoder(str(old), device="cpu").save_pretrained(str(tmp_path / "new"))
+    path = tmp_path / "new"
+    declared = json.loads((path / "config_sentence_transformers.json").read_text())
+    write(path / "config_sentence_transformers.json", declared | general)
+    pairs = [("long", "the river under the bridge"), ("old", "a market by the temple " * 9)]
+    model: Any = open_model(path)
+    found = logits(
+        model, [Pair(query=Given(parts=(query,)), document=Given(parts=(text,))) for query, text in pairs]
+    )
+    expected = sentence_transformers.CrossEncoder(str(path), device="cpu").predict(pairs)
+    scores = found[:, 0] if model.activation == "identity" else 1 / (1 + np.exp(-found[:, 0]))
+    assert np.abs(scores - expected).max() <= 1e-5
+    without = sentence_transformers.CrossEncoder(str(old), device="cpu").predict(pairs)
+    assert np.abs(without - expected).max() > 1e-3
