@@ -34,7 +34,7 @@ import pytest
 from tests.deploy.processes import run_script, running
 from tests.e2e.service import ROOT
 
-PROGRAMS = ("dockerd", "docker", "mmdebstrap", "slirp4netns", "ip", "nsenter", "curl")
+PROGRAMS = ("dockerd", "docker", "runc", "mmdebstrap", "slirp4netns", "ip", "nsenter", "curl")
 # Docker's own: a newer client beside it may lack what builds images.
 CLIENT = "/usr/bin/docker"
 STARTED_SECONDS = 30
@@ -276,6 +276,8 @@ def _start(stack: ExitStack, host: DockerHost, path: str) -> None:
     words = ["nsenter", f"--net={path}", "dockerd", "--host", f"unix://{host.folder}/socket"]
     words += [f"--{name}={host.folder}/{name}" for name in ("exec-root", "pidfile")]
     words.append(f"--data-root={host.folder / DISK}/docker")
+    # Passes the GPUs of a host into containers; a host without has nothing to pass.
+    words.append(f"--add-runtime=nvidia={shutil.which('runc')}")
     # Its containerd is a process group of its own, which it ends itself.
     process = stack.enter_context(running(words, dict(os.environ), log))
     stack.callback(_remove_containers, host)
