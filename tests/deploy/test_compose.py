@@ -1,6 +1,7 @@
 """``compose.yaml``, up: two frontends, encode and embed workers, etcd and Prometheus in containers.
 
-Grafana is left out, since no Debian has it and no registry may be reachable. The files over it come up on CPUs.
+Grafana is left out, since no Debian has it and no registry may be reachable. The files over it come up as
+well, on CPUs.
 """
 
 from __future__ import annotations
@@ -189,6 +190,7 @@ def test_a_second_model_and_the_workers_for_gpus_come_up_over_it(
         words = ["--format={{.HostConfig.Runtime}} {{.HostConfig.PidMode}} {{.Config.Image}}", container]
         assert deployment.host.docker("inspect", *words) == "nvidia host tessera-worker-cuda:0.1.0"
         runs_without_rights(deployment.host, container)
-    assert deployment.embed(inputs(photos), model="first") == 200
-    assert deployment.embed("a flower", model="second") == 200
-    assert deployment.embed("a flower", model="third") == 404
+    port = int(deployment.compose("port", "frontend", "8000", over=over).rpartition(":")[2])
+    assert deployment.embed(inputs(photos), port, "first") == 200
+    assert deployment.embed("a flower", port, "second") == 200
+    assert deployment.embed("a flower", port, "third") == 404
