@@ -135,6 +135,13 @@ def test_images_share_the_layers_that_are_the_same(docker_host: DockerHost) -> N
         assert len(cpu) == len(frontend) + 1 and cuda[: len(cpu)] == cpu
 
 
+@pytest.mark.parametrize("target", ["frontend", "serve", "worker-tensorrt"])
+def test_a_container_begins_with_an_empty_volume_of_its_own(docker_host: DockerHost, target: str) -> None:
+    """What an image has in the place of a volume would be copied into each, and be root's."""
+    words = ["run", "--rm", "--entrypoint=sh", docker_host.image(target), "-c"]
+    assert docker_host.docker(*words, "find ~ -mindepth 1 && mkdir -p ~/.cache/kernels") == ""
+
+
 def test_no_secret_of_the_build_is_in_an_image(docker_host: DockerHost) -> None:
     words = ["run", "--rm", "--entrypoint=sh", docker_host.image("frontend"), "-c"]
     assert docker_host.docker(*words, "cat /etc/pip.conf /run/secrets/* 2>/dev/null || true") == ""
