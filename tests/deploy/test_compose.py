@@ -60,10 +60,10 @@ class Deployment:
             total += sum(map(float, re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)))
         return total
 
-    def until(self, given: object, status: int, seconds: float = 120.0) -> None:
+    def until(self, given: object, status: int, model: str = MODEL, seconds: float = 120.0) -> None:
         """Ask both frontends until they answer so."""
         deadline = time.monotonic() + seconds
-        while (said := {self.embed(given, port) for port in PORTS}) != {status}:
+        while (said := {self.embed(given, port, model) for port in PORTS}) != {status}:
             assert time.monotonic() < deadline, (said, self.compose("logs", "--tail=40"))
             time.sleep(0.5)
 
@@ -182,15 +182,13 @@ def test_a_second_model_and_the_workers_for_gpus_come_up_over_it(
     """What stands for NVIDIA's runtime is runc, without a GPU: the workers run on CPUs."""
     deployment.host.image("worker-cuda")
     over = ("compose.cuda.yaml", "compose.models.yaml")
-    fewer = [f"--scale={name}=1" for name in ("frontend", "embed")]
     services = ("frontend", "encode", "embed", "second", "etcd")
-    deployment.compose("up", "--detach", "--no-build", "--wait", *fewer, *services, over=over)
+    deployment.compose("up", "--detach", "--no-build", "--wait", *services, over=over)
     for service in ("encode", "embed"):
         container = deployment.container(service)
         words = ["--format={{.HostConfig.Runtime}} {{.HostConfig.PidMode}} {{.Config.Image}}", container]
         assert deployment.host.docker("inspect", *words) == "nvidia host tessera-worker-cuda:0.1.0"
         runs_without_rights(deployment.host, container)
-    port = int(deployment.compose("port", "frontend", "8000", over=over).rpartition(":")[2])
-    assert deployment.embed(inputs(photos), port, "first") == 200
-    assert deployment.embed("a flower", port, "second") == 200
-    assert deployment.embed("a flower", port, "third") == 404
+    deployment.until(inputs(photos), 200, "first")
+    deployment.until("a flower", 200, "second")
+    deployment.until("a flower", 404, "third")
