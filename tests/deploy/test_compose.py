@@ -1,6 +1,7 @@
 """``compose.yaml``, up: two frontends, encode and embed workers, etcd and Prometheus in containers.
 
-Grafana is left out, since no Debian has it and no registry may be reachable.
+Grafana is left out, since no Debian has it and no registry may be reachable. The files over it come up as
+well, on CPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,15 +37,16 @@ class Deployment:
     host: DockerHost
     variables: dict[str, str] = field(default_factory=dict)
 
-    def compose(self, *words: str) -> str:
-        return self.host.compose("--file=deploy/compose.yaml", *words, variables=self.variables)
+    def compose(self, *words: str, over: Iterable[str] = ()) -> str:
+        files = [f"--file=deploy/{name}" for name in ("compose.yaml", *over)]
+        return self.host.compose(*files, *words, variables=self.variables)
 
     def container(self, service: str, number: int = 1) -> str:
         return f"tessera-{service}-{number}"
 
-    def embed(self, given: object, port: int = PORTS[0]) -> int:
+    def embed(self, given: object, port: int = PORTS[0], model: str = MODEL) -> int:
         """The status of the answer; a vector for each input belongs to 200."""
-        status, answer = self.host.ask(port, "/v1/embeddings", {"model": MODEL, "input": given})
+        status, answer = self.host.ask(port, "/v1/embeddings", {"model": model, "input": given})
         if status == 200:
             assert len(json.loads(answer)["data"]) == (len(given) if isinstance(given, list) else 1)
         return status
@@ -58,10 +60,10 @@ class Deployment:
             total += sum(map(float, re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)))
         return total
 
-    def until(self, given: object, status: int, seconds: float = 120.0) -> None:
+    def until(self, given: object, status: int, model: str = MODEL, seconds: float = 120.0) -> None:
         """Ask both frontends until they answer so."""
         deadline = time.monotonic() + seconds
-        while (said := {self.embed(given, port) for port in PORTS}) != {status}:
+        while (said := {self.embed(given, port, model) for port in PORTS}) != {status}:
             assert time.monotonic() < deadline, (said, self.compose("logs", "--tail=40"))
             time.sleep(0.5)
 
@@ -71,12 +73,13 @@ def deployment(docker_host: DockerHost, checkpoint: Path) -> Iterator[Deployment
     for target in ("frontend", "worker-cpu"):
         docker_host.image(target)
     variables = {"TESSERA_MODEL_PATH": str(checkpoint), "TESSERA_EMBED_WORKERS": str(REPLICAS["embed"])}
+    variables["SECOND_MODEL_PATH"] = str(checkpoint)
     deployment = Deployment(docker_host, variables)
     try:
         deployment.compose("up", "--detach", "--no-build", "--wait", *SERVICES)
         yield deployment
     finally:
-        deployment.compose("down", "--volumes", "--timeout=45")
+        deployment.compose("down", "--volumes", "--timeout=45", "--remove-orphans")
 
 
 @pytest.mark.parametrize("over", [[], ["compose.cuda.yaml"], ["compose.models.yaml"]])
@@ -171,3 +174,21 @@ def test_what_is_in_flight_is_answered_when_all_is_stopped(deployment: Deploymen
         for number in range(1, count + 1):
             state = host.state(deployment.container(service, number))
             assert state["ExitCode"] == 0, (service, host.logs(deployment.container(service, number)))
+
+
+def test_a_second_model_and_the_workers_for_gpus_come_up_over_it(
+    deployment: Deployment, photos: dict[str, bytes]
+) -> None:
+    """What stands for NVIDIA's runtime is runc, without a GPU: the workers run on CPUs."""
+    deployment.host.image("worker-cuda")
+    over = ("compose.cuda.yaml", "compose.models.yaml")
+    services = ("frontend", "encode", "embed", "second", "etcd")
+    deployment.compose("up", "--detach", "--no-build", "--wait", *services, over=over)
+    for service in ("encode", "embed"):
+        container = deployment.container(service)
+        words = ["--format={{.HostConfig.Runtime}} {{.HostConfig.PidMode}} {{.Config.Image}}", container]
+        assert deployment.host.docker("inspect", *words) == "nvidia host tessera-worker-cuda:0.1.0"
+        runs_without_rights(deployment.host, container)
+    deployment.until(inputs(photos), 200, "first")
+    deployment.until("a flower", 200, "second")
+    deployment.until("a flower", 404, "third")

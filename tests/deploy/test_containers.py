@@ -103,24 +103,43 @@ def backplane(docker_host: DockerHost) -> Iterator[str]:
     docker_host.docker("network", "rm", "plane")
 
 
-# What the index has for this Python may be torch for CPUs.
-@pytest.mark.parametrize("target", ["worker-cuda", "worker-tensorrt"])
+# What the index has for this Python may be torch for CPUs. That worker-cuda runs is in test_compose.py.
 def test_a_worker_image_for_gpus_runs_without_one(
-    docker_host: DockerHost, backplane: str, checkpoint: Path, target: str
+    docker_host: DockerHost, backplane: str, checkpoint: Path
 ) -> None:
-    image = docker_host.image(target)
+    image = docker_host.image("worker-tensorrt")
     model = ["--env=TESSERA_MODEL_PATH=/model", f"--env=TESSERA_SERVED_MODEL_NAME={MODEL}"]
     model += ["--volume", f"{checkpoint}:/model:ro", "--env=ETCD_ENDPOINTS=http://etcd:2379"]
     container = docker_host.docker("run", "--detach", f"--network={backplane}", *CONFINED, *model, image)
     docker_host.wait_until_healthy(container)
     runs_without_rights(docker_host, container)
-    if target == "worker-tensorrt":
-        code = "from tessera_engines.tensorrt.module import load_tensorrt as load; load('tensorrt_rtx')"
-        docker_host.docker("exec", container, "python", "-c", code)
+    code = "from tessera_engines.tensorrt.module import load_tensorrt as load; load('tensorrt_rtx')"
+    docker_host.docker("exec", container, "python", "-c", code)
     # Triton compiles its launchers with it.
     docker_host.docker("exec", container, "gcc", "--version")
     assert ended(docker_host, container) == 0, docker_host.logs(container)
     docker_host.docker("rm", "--volumes", container)
+
+
+def test_images_share_the_layers_that_are_the_same(docker_host: DockerHost) -> None:
+    """All have a frontend's packages; torch is one layer too where one index has it for CPUs and for CUDA."""
+
+    def below_tessera(target: str) -> list[str]:
+        words = ["image", "inspect", "--format={{json .RootFS.Layers}}", docker_host.image(target)]
+        layers: list[str] = json.loads(docker_host.docker(*words))
+        return layers[:-1]
+
+    frontend, cpu, cuda = map(below_tessera, ("frontend", "worker-cpu", "worker-cuda"))
+    assert cpu[: len(frontend)] == cuda[: len(frontend)] == frontend
+    if "TORCH_INDEX" in docker_host.arguments:
+        assert len(cpu) == len(frontend) + 1 and cuda[: len(cpu)] == cpu
+
+
+@pytest.mark.parametrize("target", ["frontend", "serve", "worker-tensorrt"])
+def test_a_container_begins_with_an_empty_volume_of_its_own(docker_host: DockerHost, target: str) -> None:
+    """What an image has in the place of a volume would be copied into each, and be root's."""
+    words = ["run", "--rm", "--entrypoint=sh", docker_host.image(target), "-c"]
+    assert docker_host.docker(*words, "find ~ -mindepth 1 && mkdir -p ~/.cache/kernels") == ""
 
 
 def test_no_secret_of_the_build_is_in_an_image(docker_host: DockerHost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def test_what_start_role_cannot_start_is_named(
     ran = run_script(ROOT / "deploy/start-role", *arguments, **environment)
     assert ran.returncode == 2
     assert said in ran.stderr
+
+
+def test_an_empty_variable_takes_no_index_of_pip_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As TORCH_INDEX is for CUDA."""
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nextra-index-url = https://one.example https://two.example\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    uv = runpy.run_path(str(ROOT / "scripts/uv"), run_name="uv")
+    for said, indexes in (("", "https://one.example https://two.example"), ("https://own.example",) * 2):
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", said)
+        assert uv["uv_variables"](uv["pip_settings"]())["UV_INDEX"] == indexes
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "compose.cuda.yaml", "compose.models.yaml"])

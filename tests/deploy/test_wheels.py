@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from subprocess import Popen
@@ -15,6 +16,7 @@ from tests.e2e.service import ROOT
 pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 
 
+@functools.cache
 def packages(dockerfile: Dockerfile, target: str, machine: str) -> dict[str, str]:
     """The versions, by name, of what ``deploy/docker/install`` puts into an image on Debian 12."""
     words = ["pip", "compile", ROOT / "pyproject.toml", "--quiet", "--no-header", "--no-annotate"]
