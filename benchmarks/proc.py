@@ -18,6 +18,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Whether one of its threads runs or waits for a processor."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                if (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "R":
+                    return True
+    return False
+
+
 def below(pid: int) -> list[int]:
     """Its children, theirs, and so on; without those that end while this looks.
 

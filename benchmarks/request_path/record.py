@@ -22,13 +22,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.proc import below, runs
 from benchmarks.request_path.sitecustomize import ROLES, VARIABLE, WORD, lines_of
 from benchmarks.service import Deployment, service
 from benchmarks.shape import PACKAGE, Part, Shape, outermost, shape
 
 _REPEATS = 12
-# What a request leaves to be done behind its answer: cache inserts, leases given back, log lines.
-_SETTLE_SECONDS = 0.1
+# A request leaves cache inserts, leases and log lines to be done behind its answer. They are when each
+# process has been seen so often, by turns, with no thread that runs or waits for a processor.
+_ROUNDS = 5
+_PAUSE_SECONDS = 0.02
+_MOST_SECONDS = 60.0
 # Longer than any period of what runs by the clock: looks at discovery, at workers, at notifications.
 _IDLE_SECONDS = 3.0
 
@@ -145,11 +149,11 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
     idle = notes.during(lambda: time.sleep(_IDLE_SECONDS))
     found: list[_Calls] = []
     for repeat in range(_REPEATS):
-        time.sleep(_SETTLE_SECONDS)
+        _settle()
 
         def ask(number: int = 2 + repeat) -> None:
             send(number)
-            time.sleep(_SETTLE_SECONDS)
+            _settle()
 
         found.append(notes.during(ask))
     seconds = sum(calls.seconds for calls in found)
@@ -168,6 +172,18 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
         role, file, _ = function
         first.setdefault(file, Stop(role, file))
     return RequestPath(tuple(first.values()), _source(always))
+
+
+def _settle() -> None:
+    """Wait until the service does nothing but by the clock; raises ``TimeoutError``."""
+    end = time.monotonic() + _MOST_SECONDS
+    for _ in range(_ROUNDS):
+        at_work = below(os.getpid())
+        while at_work:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the service is at work {_MOST_SECONDS:.0f} s behind an answer")
+            time.sleep(_PAUSE_SECONDS)
+            at_work = [pid for pid in at_work if runs(pid)]
 
 
 def _source(called: Iterable[Function]) -> tuple[Part, ...]:

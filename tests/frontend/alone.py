@@ -17,6 +17,9 @@ import httpx
 from tests.e2e.service import MODEL, free_ports
 from tests.forks.popen import Forked
 
+MOST_TURN_MS = 100.0
+"""Of ``longest_turn_ms``, whatever comes within the limits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alone:
@@ -38,6 +41,19 @@ class Alone:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.peak_bytes
 
+    @property
+    def longest_turn_ms(self) -> float:
+        """The most processor time that a turn of its event loop has taken since it began to be watched."""
+        return float(_turns(self.log.parent).read_text())
+
+    def watch_turns(self) -> None:
+        """Begin to look at them, where that is wanted."""
+        _turns(self.log.parent).write_text("0")
+
+
+def _turns(folder: Path) -> Path:
+    return folder / "longest-turn"
+
 
 @contextmanager
 def frontend(
@@ -49,12 +65,17 @@ def frontend(
 
 @contextmanager
 def frontend_process(
-    checkpoint: Path, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+    checkpoint: Path,
+    folder: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    watched: bool = False,
 ) -> Iterator[Alone]:
     """Run one that logs to a file in ``folder``, by TLS where ``flags`` say so."""
     (port,) = free_ports(1)
     url = f"{'https' if '--tls-cert' in flags else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
+    module = ("tests.frontend.watched", str(_turns(folder))) if watched else ("tessera.frontend",)
+    command = [sys.executable, "-m", *module, "--model-path", str(checkpoint)]
     command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file"]
     command += ["--worker-wait-seconds", "0", *flags]
     settings = os.environ | {"DYN_FILE_KV": str(folder / "discovery")} | dict(environment or {})

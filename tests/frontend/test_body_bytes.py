@@ -6,10 +6,11 @@ import asyncio
 import re
 import selectors
 import socket
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import grpc.aio
 import pytest
 
 from tessera_kserve import messages_pb2 as pb
-from tessera_kserve.receiving import WINDOW_BYTES
+from tessera_kserve.receiving import SILENT_BYTES, WINDOW_BYTES
 from tests.e2e.service import free_ports
 from tests.frontend.alone import Alone, frontend_process
 
@@ -27,6 +28,7 @@ MIB = 1 << 20
 BUDGET = 256 * MIB
 MORE = 512 * MIB
 BODY = 60 * MIB
+MESSAGE = 15 * MIB
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
 KSERVE = "/v2/models/router/infer"
 
@@ -163,7 +165,7 @@ def test_a_body_is_refused_when_it_is_announced(running: Running) -> None:
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "RepositoryIndex"])
 async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, method: str) -> None:
-    raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(BODY)]).SerializeToString()
+    raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(MESSAGE)]).SerializeToString()
     rest = running.alone.forget_peak()
 
     async def ask() -> grpc.StatusCode:
@@ -174,7 +176,7 @@ async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, m
             )
             return await asyncio.wait_for(call.code(), 120)
 
-    codes = await asyncio.gather(*(ask() for _ in range(16)))
+    codes = await asyncio.gather(*(ask() for _ in range(60)))
     assert set(codes) <= {
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.UNAVAILABLE,
@@ -185,13 +187,13 @@ async def test_messages_of_grpc_take_no_more_than_the_budget(running: Running, m
 
 
 async def test_a_message_that_waits_for_its_turn_takes_its_window_alone(running: Running) -> None:
-    """Silent calls have all places of the key; 24 messages of 8 MiB on one connection wait behind them."""
+    """Silent calls have all that a key may have; 24 messages of 8 MiB on one connection wait behind them."""
     infer = "/inference.GRPCInferenceService/ModelInfer"
     metadata = (("authorization", f"Bearer {ALICE}"),)
     raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(8 * MIB)]).SerializeToString()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel:
-        silent = [channel.stream_unary(infer)(metadata=metadata) for _ in range(6)]
-        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= 3 * 64 * MIB)
+        silent = [channel.stream_unary(infer)(metadata=metadata) for _ in range(16)]
+        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= 12 * 16 * MIB + 16 * WINDOW_BYTES)
         held = running.held_bytes
         rest = running.alone.forget_peak()
         calls = [channel.unary_unary(infer)(raw, metadata=metadata) for _ in range(24)]
@@ -200,6 +202,70 @@ async def test_a_message_that_waits_for_its_turn_takes_its_window_alone(running:
         await asyncio.sleep(2)
         assert not any(call.done() for call in (*silent, *calls))
         assert running.alone.peak_bytes - rest < 24 * WINDOW_BYTES + 48 * MIB
+    await asyncio.to_thread(wait_for, lambda: running.held_bytes == 0)
+
+
+@asynccontextmanager
+async def relay(port: int, most: int) -> AsyncIterator[int]:
+    """Yield a port whose connections pass so many bytes on to another one, and the answers back."""
+
+    async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, left: int) -> None:
+        with suppress(ConnectionError):
+            while chunk := await source.read(1 << 16):
+                target.write(chunk[:left])
+                left = max(0, left - len(chunk))
+                await target.drain()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond, back = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, back))
+        await asyncio.gather(carry(reader, back, most), carry(beyond, writer, sys.maxsize))
+
+    writers: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        for writer in writers:
+            writer.transport.abort()
+        for writer in writers:
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def test_streams_that_never_end_their_message_are_few(running: Running) -> None:
+    """Each could take as much as a message has, of which nothing is known before it is whole."""
+    rest = running.alone.forget_peak()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    infer = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+    async def open_stream(
+        stack: AsyncExitStack, port: int, key: str
+    ) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+        await stack.enter_async_context(channel)
+        return channel.stream_stream(infer)(metadata=(("authorization", f"Bearer {key}"),))
+
+    async def answered(stream: grpc.aio.StreamStreamCall[bytes, bytes], number: int) -> None:
+        await stream.write(pb.ModelInferRequest(model_name="none", id=str(number)).SerializeToString())
+        answer = pb.ModelStreamInferResponse.FromString(await asyncio.wait_for(stream.read(), 60))
+        assert answer.infer_response.id == str(number)
+
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(relay(running.grpc_port, MESSAGE - MIB))
+        streams = [await open_stream(stack, port, ALICE) for _ in range(40)]
+        # That of a turn which it leaves.
+        await asyncio.sleep(1.0)
+        sending = [asyncio.ensure_future(stream.write(bytes(MESSAGE))) for stream in streams]
+        other = await open_stream(stack, running.grpc_port, BOB)
+        for number in range(30):
+            await answered(other, number)
+            await asyncio.sleep(0.1)
+        assert running.alone.peak_bytes - rest < SILENT_BYTES + 64 * MIB
+        # One of the key's own streams has its place after some seconds, because another one is ended.
+        await answered(await open_stream(stack, running.grpc_port, ALICE), 0)
+        assert any(stream.done() for stream in streams)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
     await asyncio.to_thread(wait_for, lambda: running.held_bytes == 0)
 
 

@@ -276,3 +276,23 @@ def test_a_region_ends_within_its_file_and_has_its_name_alone(region: tuple[Regi
 )
 def test_loopback_addresses(host: str, own: bool) -> None:
     assert is_loopback(host) is own
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs", "parameters"])
+def test_more_of_anything_than_a_call_has_is_refused_by_its_count(what: str) -> None:
+    by_grpc = pb.ModelInferRequest(model_name="router")
+    by_http: dict[str, Any] = {"inputs": []}
+    for number in range(65):
+        if what == "parameters":
+            by_grpc.parameters[str(number)].bool_param = True
+            by_http.setdefault(what, {})[str(number)] = True
+        else:
+            getattr(by_grpc, what).add(name=str(number))
+            by_http.setdefault(what, []).append({"name": str(number)})
+    for read in (
+        lambda: grpc_server.read_call(by_grpc, ""),
+        lambda: http.read_call(json.dumps(by_http).encode(), None, "router", "", ""),
+    ):
+        with pytest.raises(InvalidInput, match=f"^{what}: expected at most 64, found 65$") as refused:
+            read()
+        assert refused.value.param == what

@@ -21,16 +21,18 @@ _IDLE_SHARE: Final = 0.1
 # clients that hang up took a worker of 390 MB to 1,034 MB, of which 640 were free.
 _MOST_GROWTH_BYTES: Final = 256 << 20
 _MOST_GROWTH_SHARE: Final = 0.25
+# Growth that only work makes: where others have the cores, work may get less of one than health checks take.
+_GROWTH_BYTES: Final = 16 << 20
 
 
 def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] | None:
     """Return free memory to the system until the task is cancelled.
 
     glibc keeps much of what is freed, above all by several threads: after a burst of images a worker held
-    four times what it used, for as long as it ran. It is returned once in each idle time that follows work,
-    and under load when the process has grown by 256 MiB, or by a quarter if that is more, since the last
-    time. A request that comes just then waits for a few milliseconds. Looks every ``every`` seconds. None
-    where the C library cannot trim.
+    four times what it used, for as long as it ran. It is returned once in each idle time that follows work or
+    growth, and once more behind growth. Under load it is when the process has grown by 256 MiB, or by a
+    quarter if that is more, since the last time. A request that comes just then waits for a few milliseconds.
+    Looks every ``every`` seconds. None where the C library cannot trim.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is None:
@@ -47,39 +49,34 @@ def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] |
         before = now
         # Memory may shrink by itself, and growth counts from there.
         kept = min(kept, nbytes)
-        if (idle and worked) or nbytes - kept > max(_MOST_GROWTH_BYTES, _MOST_GROWTH_SHARE * kept):
+        growth = nbytes - kept
+        worked = worked or growth > _GROWTH_BYTES
+        if (idle and worked) or growth > max(_MOST_GROWTH_BYTES, _MOST_GROWTH_SHARE * kept):
             started = time.perf_counter()
             await asyncio.to_thread(trim, ctypes.c_size_t(0))
             kept = resident_bytes()
             took = (time.perf_counter() - started) * 1e3
             log.debug("gave %d of %d MiB back in %.1f ms", (nbytes - kept) >> 20, nbytes >> 20, took)
-        worked = not idle
+        # What has grown may be in use still, and is looked at again.
+        worked = not idle or growth > _GROWTH_BYTES
 
     return KEEPER.start("memory", look)
 
 
 # Of mallopt(3).
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_MAX: Final = -4
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 4
-# A body of the usual limit and its copy.
-_KEPT_BYTES: Final = 128 << 20
 
 
-def set_heaps() -> None:
-    """Let threads that begin from now on share a few heaps, and large blocks be taken from these.
+def share_heaps() -> None:
+    """Let threads that begin from now on share a few heaps.
 
-    glibc makes eight heaps for each core, of 64 MiB and more, which keep what was freed in them. And it maps
-    each block of 32 MiB or more anew: gRPC's joining of a message of 60 MiB, which the event loop waits for,
-    took 147 ms of processor time, most of it for the first touch of 45,000 pages. In a heap it takes 35. A
-    heap keeps 128 MiB at its end until free memory is given back. A no-op where the C library has no heaps.
+    glibc makes eight for each core, of 64 MiB and more, which keep what was freed in them. A no-op where the
+    C library has no heaps.
     """
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None:
         choose(_M_ARENA_MAX, _ARENAS)
-        choose(_M_MMAP_MAX, 0)
-        choose(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def resident_bytes() -> int:

@@ -18,7 +18,7 @@ class Kserve:
     """Answers KServe's calls, of both transports by one ``Inference``. Owned by one event loop."""
 
     def __init__(self, settings: KserveSettings, service: Service) -> None:
-        self._grpc_port = settings.grpc_port
+        self._settings = settings
         self._service = service
         self._inference = Inference(service, settings.shared_memory)
         self._server: GrpcServer | None = None
@@ -28,12 +28,12 @@ class Kserve:
         return (api(self._inference),)
 
     async def listen(self, certificate: Certificate | None) -> None:
-        if not self._grpc_port:
+        if not self._settings.grpc_port:
             return
         # Half a second of imports for those who have no such port.
         from tessera_kserve.grpc_server import GrpcServer
 
-        self._server = GrpcServer(self._service, self._inference, self._grpc_port, certificate)
+        self._server = GrpcServer(self._service, self._inference, self._settings, certificate)
         await self._server.start()
 
     async def drain(self, seconds: float) -> None:

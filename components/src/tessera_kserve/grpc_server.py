@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -46,12 +47,13 @@ from tessera.frontend.service import Service
 from tessera.logs import RequestLine, note, serving
 from tessera.tasks import Deadline, own_cancellation
 from tessera_kserve import messages_pb2 as pb
-from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted, check_count
 from tessera_kserve.fields import Fields
-from tessera_kserve.http import write_error
+from tessera_kserve.http import SMALL_BODY_BYTES, write_error
 from tessera_kserve.inference import Inference
 from tessera_kserve.line import MOST_WAITING
 from tessera_kserve.receiving import WINDOW_BYTES, Receiver, skip_message
+from tessera_kserve.settings import KserveSettings
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import BYTES, NUMPY, Tensor, of_raw, of_values
@@ -70,6 +72,7 @@ _UNSUPPORTED: Final = (
 _OPEN: Final = frozenset(("ServerLive", "ServerReady"))
 # Calls that fail, ask for statistics or look for health while others wait.
 _SPARE_CALLS: Final = 256
+_INFER: Final = "ModelInfer"
 _STREAM: Final = "ModelStreamInfer"
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
@@ -139,6 +142,8 @@ def read_call(message: pb.ModelInferRequest, peer: str, contents: Sequence[memor
     inputs: dict[str, Tensor] = {}
     shared: dict[str, Shared] = {}
     nbytes = 0
+    check_count(len(message.inputs), "inputs")
+    check_count(len(message.outputs), "outputs")
     for tensor in message.inputs:
         name, said = tensor.name, tensor.name[:80]
         if name in inputs or name in shared:
@@ -197,6 +202,7 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Tensor:
 
 
 def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    check_count(len(given), "parameters")
     found: dict[str, Parameter] = {}
     for name, value in given.items():
         kind = value.WhichOneof("parameter_choice")
@@ -235,23 +241,27 @@ class GrpcServer:
     """Serves from ``start`` until ``stop``. Owned by one event loop."""
 
     def __init__(
-        self, service: Service, inference: Inference, port: int, certificate: Certificate | None
+        self,
+        service: Service,
+        inference: Inference,
+        settings: KserveSettings,
+        certificate: Certificate | None,
     ) -> None:
         self._service = service
-        self._port = port
+        self._port = settings.grpc_port
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
-        self._receiver = Receiver(limits.max_body_bytes)
+        self._receiver = Receiver(settings.max_message_bytes)
         most = limits.max_in_flight + MOST_WAITING + _SPARE_CALLS
         # A stream is one however many of its messages are under way, and one that is silent is one, too.
         self._calls = Budget(lambda: most)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
-                ("grpc.max_receive_message_length", limits.max_body_bytes),
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 # With it a stream takes up to 16 MiB that nobody asks for.
@@ -404,7 +414,7 @@ class GrpcServer:
             "CudaSharedMemoryStatus": shared(pb.CudaSharedMemoryStatusRequest, cuda_status),
             "CudaSharedMemoryRegister": shared(pb.CudaSharedMemoryRegisterRequest, register_cuda),
             "CudaSharedMemoryUnregister": shared(pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
-            "ModelInfer": self._infer,
+            _INFER: self._infer,
         }
         return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
 
@@ -435,7 +445,7 @@ class GrpcServer:
                         if name in _OPEN:
                             await skip_message(context)
                             return serialized(await answer(b"", context, exchange))
-                        message = self._message(context, exchange)
+                        message = self._message(name, context, exchange)
                         return serialized(await answer(await message, context, exchange))
                 except Exception as error:
                     failure = self._failed(error, exchange)
@@ -444,14 +454,20 @@ class GrpcServer:
 
         return answered
 
-    async def _message(self, context: Context, exchange: Exchange) -> bytes:
-        """Read the one message of a call; raises ``RequestTimeout``, and ``RequestCancelled`` without one."""
+    async def _message(self, name: str, context: Context, exchange: Exchange) -> bytes:
+        """Read the one message of a call; raises ``RequestTimeout``, and ``RequestCancelled`` without one.
+
+        Raises ``InvalidInput`` for a large message to a method that takes a name or a region.
+        """
         seconds = self._inference.patience
         try:
             async with asyncio.timeout(seconds):
-                return await self._receiver.receive(context, exchange)
+                raw = await self._receiver.receive(context, exchange)
         except TimeoutError as error:
             raise RequestTimeout(f"the message did not arrive within {seconds:.0f} s") from error
+        if name != _INFER and len(raw) > SMALL_BODY_BYTES:
+            raise InvalidInput(f"the message is larger than the {SMALL_BODY_BYTES} bytes of a {name}")
+        return raw
 
     async def _stream(self, _: Messages, context: Context) -> AsyncIterator[bytes]:
         """Answer in the order of the calls, many of which may be under way; one that fails fails alone.
@@ -473,15 +489,23 @@ class GrpcServer:
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
         # All that have begun: one may wait for its place in the queue.
         begun: set[asyncio.Task[bytes]] = set()
+        ended = -math.inf
+
+        def idle_since() -> float:
+            return math.inf if begun else ended
+
+        def end(task: asyncio.Task[bytes]) -> None:
+            nonlocal ended
+            begun.discard(task)
+            ended = asyncio.get_running_loop().time()
 
         async def take() -> None:
-            receive, first = partial(self._receiver.receive_next, context, whole), True
-            while (raw := await receive(first=first)) is not grpc.aio.EOF:
-                first = False
+            receive = partial(self._receiver.receive_next, context, whole.client, idle_since)
+            while (raw := await receive()) is not grpc.aio.EOF:
                 task = asyncio.create_task(self._streamed(raw, context))
                 del raw
                 begun.add(task)
-                task.add_done_callback(begun.discard)
+                task.add_done_callback(end)
                 await under_way.put(task)
 
         def taken(_: asyncio.Task[None]) -> None:

@@ -34,7 +34,7 @@ from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
 from tessera.tasks import Deadline
-from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted, check_count
 from tessera_kserve.inference import Inference
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.memory import Memory
@@ -52,8 +52,8 @@ OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"
 _HEAD_LENGTH: Final = b"inference-header-content-length"
 # Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
 _LARGE_BYTES: Final = 1 << 17
-# Of an index and of registrations, which have a few short fields.
-_SMALL_BODY_BYTES: Final = 1 << 16
+SMALL_BODY_BYTES: Final = 1 << 16
+"""Of an index and of registrations, which have a few short fields."""
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
@@ -95,9 +95,11 @@ def read_call(
     inputs: dict[str, Tensor] = {}
     shared: dict[str, Shared] = {}
     at = 0
-    for index, value in enumerate(plain_list(head.get("inputs", []), "inputs")):
+    given = plain_list(head.get("inputs", []), "inputs")
+    check_count(len(given), "inputs")
+    for index, value in enumerate(given):
         param = f"inputs[{index}]"
-        name, datatype, shape, own, given = _input(value, param)
+        name, datatype, shape, own, data = _input(value, param)
         if name in inputs or name in shared:
             raise InvalidInput.at(param, f"the input {name[:80]!r} comes twice")
         if REGION in own:
@@ -111,10 +113,11 @@ def read_call(
             inputs[name] = of_raw(name, datatype, shape, binary[at : at + size])
             at += size
         else:
-            inputs[name] = of_values(name, datatype, shape, plain_list(given, f"{param}.data"))
+            inputs[name] = of_values(name, datatype, shape, plain_list(data, f"{param}.data"))
     if at != len(binary):
         raise InvalidInput(f"{len(binary) - at} bytes behind the JSON belong to no input")
     wanted = plain_list(head.get("outputs", []), "outputs")
+    check_count(len(wanted), "outputs")
     outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(wanted))
     everything = parameters.get("binary_data_output") is True
     asked = {output.name for output in outputs if output.parameters.get("binary_data", everything) is True}
@@ -172,6 +175,7 @@ def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
         return {}
     if not isinstance(value, dict):
         raise expected(param, "an object", value)
+    check_count(len(value), "parameters")
     for name, each in value.items():
         if not isinstance(each, bool | int | float | str):
             raise expected(f"{param}.{name[:80]}", "a boolean, a number or a string", each)
@@ -325,7 +329,7 @@ class Routes:
         reject_unknown(body, known, "")
         return body
 
-    async def _body(self, request: Request, limit: int = _SMALL_BODY_BYTES) -> bytes:
+    async def _body(self, request: Request, limit: int = SMALL_BODY_BYTES) -> bytes:
         return await read_body(request, limit=limit, timeout=self._inference.patience)
 
     def _client(self, request: Request) -> str:

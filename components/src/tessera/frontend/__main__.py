@@ -16,7 +16,7 @@ with quick_imports():
     from tessera import tracing
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, TesseraError
-    from tessera.free_memory import give_back_free_memory, set_heaps
+    from tessera.free_memory import give_back_free_memory, share_heaps
     from tessera.frontend.app import make_app
     from tessera.frontend.door import OpenDoor, open_doors
     from tessera.frontend.group import GROUP_VARIABLE
@@ -129,7 +129,7 @@ async def _lost(service: Service) -> DiscoveryLost:
 
 
 def main() -> int:
-    set_heaps()
+    share_heaps()
     # Before the rest, whose errors are logged, too.
     log_as("frontend", settings := log_settings())
     # A launcher may tell it to read its models again before it has read them.
