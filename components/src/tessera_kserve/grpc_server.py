@@ -501,7 +501,12 @@ class GrpcServer:
 
         async def take() -> None:
             receive = partial(self._receiver.receive_next, context, whole.client, idle_since)
-            while (raw := await receive()) is not grpc.aio.EOF:
+            while True:
+                # Most clients wait for an answer before they send more: meanwhile others may be received.
+                while begun and self._receiver.is_scarce(whole.client):
+                    await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+                if (raw := await receive()) is grpc.aio.EOF:
+                    return
                 task = asyncio.create_task(self._streamed(raw, context))
                 del raw
                 begun.add(task)

@@ -33,6 +33,8 @@ _LOOK_SECONDS: Final = 0.5
 # A stream without a call under way for so long may have to give its place to another one. Before that a large
 # message may be on its way.
 _IDLE_SECONDS: Final = 10.0
+# Places of silent streams that are left to those that have no call under way.
+_SPARE_PLACES: Final = 4
 # What is joined in one turn of the loop, before the message that goes beyond it. Of many values: 0.02 s.
 _JOINED_BYTES: Final = 1 << 18
 # For a message without fields, which comes with its call.
@@ -110,6 +112,10 @@ class Receiver:
         finally:
             del self._streams[stream]
             self._speak(stream)
+
+    def is_scarce(self, client: str) -> bool:
+        """Whether few streams more of a client may be silent."""
+        return not self._silent.admits(client, _SPARE_PLACES * self._max_bytes)
 
     def _fall_silent(self, stream: _Stream) -> bool:
         """Count it among those that are silent; without room it takes that of its client's first idle one."""
