@@ -28,7 +28,7 @@ ALICE: Final = "sk-alice-0123456789"
 
 _BODY_BYTES: Final = 60 * MIB
 # Of gRPC: its limit, less a few bytes for what is around.
-_MESSAGE_BYTES: Final = 16 * MIB - 100
+_MESSAGE_BYTES: Final = 32 * MIB - 100
 _EMBEDDINGS: Final = "/v1/embeddings"
 # Of somebody who is refused.
 _PAUSE_SECONDS: Final = 0.02

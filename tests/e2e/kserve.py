@@ -77,7 +77,11 @@ def refused(error: InferenceServerException) -> tuple[int, str]:
 def kserve_frontend(
     service: Disaggregated, *flags: str, settings: Mapping[str, str] = NOTHING
 ) -> Iterator[Door]:
-    """One more frontend, which answers by gRPC as well; ``settings`` are added to its environment."""
+    """One more frontend, which answers by gRPC as well; ``settings`` are added to its environment.
+
+    A message may be as large as a body: some have all pixels of several pages in FP32.
+    """
     (port,) = free_ports(1)
-    with service.frontend("--grpc-port", str(port), *flags, settings=settings) as url:
+    flags = ("--grpc-port", str(port), "--grpc-max-message-mb", "64", *flags)
+    with service.frontend(*flags, settings=settings) as url:
         yield Door(http=url.removeprefix("http://"), grpc=f"127.0.0.1:{port}")

@@ -18,7 +18,8 @@ import grpc.aio
 import pytest
 
 from tessera_kserve import messages_pb2 as pb
-from tessera_kserve.receiving import SILENT_BYTES, WINDOW_BYTES
+from tessera_kserve.receiving import WINDOW_BYTES
+from tessera_kserve.silence import MOST_GROWTH_BYTES
 from tests.e2e.service import free_ports
 from tests.frontend.alone import Alone, frontend_process
 
@@ -259,8 +260,8 @@ async def test_streams_that_never_end_their_message_are_few(running: Running) ->
         for number in range(30):
             await answered(other, number)
             await asyncio.sleep(0.1)
-        assert running.alone.peak_bytes - rest < SILENT_BYTES + 64 * MIB
-        # One of the key's own streams has its place after some seconds, because another one is ended.
+        # Of 560 MB. It is looked at twenty times a second, when a busy machine lets it.
+        assert running.alone.peak_bytes - rest < MOST_GROWTH_BYTES + 256 * MIB
         await answered(await open_stream(stack, running.grpc_port, ALICE), 0)
         assert any(stream.done() for stream in streams)
         for stream in streams:

@@ -151,14 +151,14 @@ async def test_open_streams_of_a_key_leave_calls_to_others(running: Running) -> 
 
 async def test_calls_with_a_key_are_answered_as_ever(running: Running) -> None:
     async with running.channel() as channel:
-        large = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(16 << 20)])
+        large = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(32 << 20)])
         for raw, code, why in (
             (b"", grpc.StatusCode.NOT_FOUND, ""),
             (b"\xff", grpc.StatusCode.INVALID_ARGUMENT, "no ModelInferRequest"),
             (
                 large.SerializeToString(),
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "larger than max (16777229 vs. 16777216)",
+                "larger than max (33554445 vs. 33554432)",
             ),
         ):
             call = channel.unary_unary(f"{SERVICE}ModelInfer")(raw, metadata=KEY)

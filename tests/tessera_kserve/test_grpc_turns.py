@@ -18,7 +18,7 @@ from tests.frontend.alone import MOST_TURN_MS, Alone, frontend_process
 pytestmark = [pytest.mark.service, pytest.mark.kserve]
 
 MIB = 1 << 20
-MESSAGE = 16 * MIB - 100
+MESSAGE = 32 * MIB - 100
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -53,7 +53,7 @@ def raw_contents(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("make", "size", "times"),
     [
-        (raw_contents, MESSAGE, 12),
+        (raw_contents, MESSAGE, 8),
         (lambda size: b"\x2a\x00" * (size // 2), MESSAGE, 4),
         (outputs, MESSAGE, 4),
         (integers, 4 * MIB, 4),
@@ -77,8 +77,8 @@ async def test_messages_of_grpc(
             with pytest.raises(grpc.aio.AioRpcError) if method == INFER else nullcontext():
                 assert len([answer async for answer in call]) == 2
 
-    # More streams than have places to be silent in would end one another, where a message takes seconds.
-    await asyncio.gather(*(ask() for _ in range(times if method == INFER else min(times, 8))))
+    # What many streams take of messages that are not whole would end them, where a message takes seconds.
+    await asyncio.gather(*(ask() for _ in range(times if method == INFER else min(times, 4))))
     assert alone.longest_turn_ms < MOST_TURN_MS
 
 

@@ -7,6 +7,7 @@ import ctypes
 import logging
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +35,7 @@ def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] |
     quarter if that is more, since the last time. A request that comes just then waits for a few milliseconds.
     Looks every ``every`` seconds. None where the C library cannot trim.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
-    if trim is None:
+    if _trimmer() is None:
         return None
     worked = True
     before = time.process_time()
@@ -53,7 +53,7 @@ def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] |
         worked = worked or growth > _GROWTH_BYTES
         if (idle and worked) or growth > max(_MOST_GROWTH_BYTES, _MOST_GROWTH_SHARE * kept):
             started = time.perf_counter()
-            await asyncio.to_thread(trim, ctypes.c_size_t(0))
+            await trim()
             kept = resident_bytes()
             took = (time.perf_counter() - started) * 1e3
             log.debug("gave %d of %d MiB back in %.1f ms", (nbytes - kept) >> 20, nbytes >> 20, took)
@@ -61,6 +61,17 @@ def give_back_free_memory(every: float = _EVERY_SECONDS) -> asyncio.Task[None] |
         worked = not idle or growth > _GROWTH_BYTES
 
     return KEEPER.start("memory", look)
+
+
+async def trim() -> None:
+    """Return free memory to the system now. A no-op where the C library cannot."""
+    if (call := _trimmer()) is not None:
+        await asyncio.to_thread(call, ctypes.c_size_t(0))
+
+
+def _trimmer() -> Callable[[ctypes.c_size_t], object] | None:
+    """glibc alone has it."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 # Of mallopt(3).

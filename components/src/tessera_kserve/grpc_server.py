@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -254,7 +253,8 @@ class GrpcServer:
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
-        self._receiver = Receiver(settings.max_message_bytes)
+        self._receiver = Receiver(settings.max_message_bytes, lambda: service.admission.bodies.own)
+        self._watching: asyncio.Task[None] | None = None
         most = limits.max_in_flight + MOST_WAITING + _SPARE_CALLS
         # A stream is one however many of its messages are under way, and one that is silent is one, too.
         self._calls = Budget(lambda: most)
@@ -292,11 +292,14 @@ class GrpcServer:
         except RuntimeError as error:
             raise ConfigError(f"--grpc-port: cannot listen on {address}: {error}") from error
         await self._server.start()
+        self._watching = self._receiver.silence.watch()
         log.info("listening on %s://%s", "grpcs" if self._certificate else "grpc", address)
 
     async def stop(self, seconds: float) -> None:
         """Take no more calls; those under way have so many seconds."""
         await self._server.stop(seconds)
+        if self._watching is not None:
+            self._watching.cancel()
 
     @staticmethod
     def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
@@ -489,28 +492,15 @@ class GrpcServer:
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
         # All that have begun: one may wait for its place in the queue.
         begun: set[asyncio.Task[bytes]] = set()
-        ended = -math.inf
-
-        def idle_since() -> float:
-            return math.inf if begun else ended
-
-        def end(task: asyncio.Task[bytes]) -> None:
-            nonlocal ended
-            begun.discard(task)
-            ended = asyncio.get_running_loop().time()
 
         async def take() -> None:
-            receive = partial(self._receiver.receive_next, context, whole.client, idle_since)
-            while True:
-                # Most clients wait for an answer before they send more: meanwhile others may be received.
-                while begun and self._receiver.is_scarce(whole.client):
-                    await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
-                if (raw := await receive()) is grpc.aio.EOF:
-                    return
+            receive, large = partial(self._receiver.receive_next, context, whole.client), False
+            while (raw := await receive(large=large)) is not grpc.aio.EOF:
+                large = len(raw) > WINDOW_BYTES
                 task = asyncio.create_task(self._streamed(raw, context))
                 del raw
                 begun.add(task)
-                task.add_done_callback(end)
+                task.add_done_callback(begun.discard)
                 await under_way.put(task)
 
         def taken(_: asyncio.Task[None]) -> None:

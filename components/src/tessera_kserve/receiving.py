@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -17,12 +16,14 @@ from tessera.budgets import Budget
 from tessera.errors import Overloaded, RequestCancelled
 from tessera.frontend.exchange import Exchange
 from tessera.turns import Turns
+from tessera_kserve.silence import Silence
 
 # Of messages whose length is not known yet, each of which gRPC has twice for a moment: those of calls, and as
 # many of streams.
 _UNKNOWN_BYTES: Final = 64 << 20
-SILENT_BYTES: Final = 256 << 20
-"""Of streams that are silent: each may at any time begin to send a message which it never ends."""
+# Of streams that have sent a large message, and have not been silent for long since.
+_LARGE_BYTES: Final = 128 << 20
+_IDLE_SECONDS: Final = 10.0
 WINDOW_BYTES: Final = 1 << 18
 """Of a message that nobody has asked for: what a stream of HTTP/2 takes unasked. gRPC has to be told."""
 
@@ -30,11 +31,6 @@ WINDOW_BYTES: Final = 1 << 18
 _SLOW_SECONDS: Final = 0.05
 # What found no room to leave its turn for looks again.
 _LOOK_SECONDS: Final = 0.5
-# A stream without a call under way for so long may have to give its place to another one. Before that a large
-# message may be on its way.
-_IDLE_SECONDS: Final = 10.0
-# Places of silent streams that are left to those that have no call under way.
-_SPARE_PLACES: Final = 4
 # What is joined in one turn of the loop, before the message that goes beyond it. Of many values: 0.02 s.
 _JOINED_BYTES: Final = 1 << 18
 # For a message without fields, which comes with its call.
@@ -55,14 +51,13 @@ class Receiver:
     They are received in turns by client.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        """``max_bytes`` is what gRPC takes of a message."""
+    def __init__(self, max_bytes: int, held_bytes: Callable[[], int]) -> None:
+        """``max_bytes`` is what gRPC takes of a message, ``held_bytes`` gives those of bodies in use."""
         self._max_bytes = max_bytes
         slots = max(1, _UNKNOWN_BYTES // max_bytes)
         self._turns, self._stream_turns = Turns(slots), Turns(slots)
-        self._silent = Budget(lambda: SILENT_BYTES)
-        # Those that wait for a message, in the order in which they began to.
-        self._streams: dict[_Stream, None] = {}
+        self.silence = Silence(held_bytes)
+        self._large = Budget(lambda: _LARGE_BYTES)
         self._joins = _Joins()
 
     async def receive(self, context: Any, exchange: Exchange) -> bytes:
@@ -91,49 +86,42 @@ class Receiver:
         exchange.hold(len(raw))
         return raw  # type: ignore[no-any-return]
 
-    async def receive_next(self, context: Any, client: str, idle_since: Callable[[], float]) -> Any:
+    async def receive_next(self, context: Any, client: str, *, large: bool) -> Any:
         """Return the next message of a stream, or ``grpc.aio.EOF``.
 
-        ``idle_since`` gives the loop's time since which the stream has had no call under way, or infinity.
-        Raises ``Overloaded`` where it is idle, says nothing, and others of its client want its place.
+        Of a stream whose last message was ``large`` the next one may be, and counts as the largest. Raises
+        ``Overloaded`` where streams say nothing and memory runs short meanwhile.
         """
         await self._stream_turns.take(client)
-        stream = _Stream(client, idle_since)
-        self._streams[stream] = None
+        loop, held = asyncio.get_running_loop(), False
+
+        def leave() -> bool:
+            nonlocal held
+            if large:
+                if not self._large.admits(client, self._max_bytes):
+                    return False
+                held = True
+                self._large.take(client, self._max_bytes)
+                loop.call_later(_IDLE_SECONDS, give_up)
+            return True
+
+        def give_up() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._large.give(client, self._max_bytes)
+
         try:
-            with _turn(self._stream_turns, client, partial(self._fall_silent, stream)):
-                async with stream.clock:
+            async with asyncio.timeout(None) as clock:
+                with self.silence.of(client, clock), _turn(self._stream_turns, client, leave):
                     return await _Read(context, self._joins)
         except TimeoutError:
             raise Overloaded(
-                "the stream was silent, and others wait for its place; open one that has something to say",
+                "the stream was silent while memory ran short; open one that has something to say",
                 retry_after=1.0,
             ) from None
         finally:
-            del self._streams[stream]
-            self._speak(stream)
-
-    def is_scarce(self, client: str) -> bool:
-        """Whether few streams more of a client may be silent."""
-        return not self._silent.admits(client, _SPARE_PLACES * self._max_bytes)
-
-    def _fall_silent(self, stream: _Stream) -> bool:
-        """Count it among those that are silent; without room it takes that of its client's first idle one."""
-        if not self._silent.admits(stream.client, self._max_bytes):
-            ours = (other for other in self._streams if other.client == stream.client and other.idle)
-            if (first := next(ours, None)) is None:
-                return False
-            first.clock.reschedule(-math.inf)
-            self._speak(first)
-        self._silent.take(stream.client, self._max_bytes)
-        stream.silent = True
-        return True
-
-    def _speak(self, stream: _Stream) -> None:
-        """Count it among those that are silent no more."""
-        if stream.silent:
-            stream.silent = False
-            self._silent.give(stream.client, self._max_bytes)
+            give_up()
 
 
 @contextmanager
@@ -159,27 +147,10 @@ def _turn(turns: Turns, client: str, leave: Callable[[], bool]) -> Iterator[None
             turns.give(client)
 
 
-class _Stream:
-    """Waits for its next message, on behalf of a client, until its clock is over."""
-
-    def __init__(self, client: str, idle_since: Callable[[], float]) -> None:
-        self.client = client
-        self.clock = asyncio.timeout(None)
-        self.silent = False
-        self._idle_since = idle_since
-        self._began = asyncio.get_running_loop().time()
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has been among those that are silent for long, without a call under way."""
-        since = max(self._began, self._idle_since())
-        return self.silent and since < asyncio.get_running_loop().time() - _IDLE_SECONDS
-
-
 class _Joins:
     """Parts the messages that have come by turns of the loop, which stands while gRPC joins one.
 
-    16 MiB take 0.02 s of processor time, and those that came meanwhile would be joined in the same turn.
+    32 MiB take 0.05 s of processor time, and those that came meanwhile would be joined in the same turn.
     """
 
     def __init__(self) -> None:

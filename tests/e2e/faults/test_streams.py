@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from tessera_kserve import messages_pb2 as pb
-from tessera_kserve.receiving import SILENT_BYTES
 from tests.e2e.faults.conftest import EMBED, Deployment
 from tests.e2e.faults.test_processes import named, until, whole
 from tests.e2e.service import MODEL
@@ -18,9 +17,8 @@ from tests.signals import freeze, signal_process
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
-MESSAGE_BYTES = 16 << 20
-STREAMS = 3 * SILENT_BYTES // MESSAGE_BYTES
-"""More than may be silent at a time."""
+STREAMS = 48
+"""The largest messages of all of them would be three times what the process may have."""
 
 
 def call(number: int) -> bytes:

@@ -141,6 +141,11 @@ class GroupBudget(Budget):
     def used(self) -> int:
         return self.held("")
 
+    @property
+    def own(self) -> int:
+        """Return what this frontend has in use."""
+        return self._group.words[self._places.find("")[0] + self._word]
+
     def held(self, client: str) -> int:
         words, word = self._group.words, self._word
         own, others = self._places.find(client)
