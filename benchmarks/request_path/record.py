@@ -141,12 +141,12 @@ class _Notes:
 def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
     """The functions that every request calls, and their files.
 
-    What runs by the clock is called between requests as often as beside them, and is left out. For loops that
-    turn several times in each window chance is allowed for: three times the root of the expected calls.
+    What runs by the clock is called between requests as often as beside them, and is left out. Chance is
+    allowed for: twice the root of the expected calls, and three times for loops that turn several times in
+    each window.
     """
     send(0)
     send(1)
-    idle = notes.during(lambda: time.sleep(_IDLE_SECONDS))
     found: list[_Calls] = []
     for repeat in range(_REPEATS):
         _settle()
@@ -157,11 +157,13 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
 
         found.append(notes.during(ask))
     seconds = sum(calls.seconds for calls in found)
+    # As long as all windows together, which a busy machine makes longer than the loops' pauses.
+    idle = notes.during(lambda: time.sleep(max(_IDLE_SECONDS, seconds)))
 
     def belongs(function: Function) -> bool:
         by_clock = idle.called.get(function, (0, 0))[0] / idle.seconds * seconds
         called = sum(calls.called[function][0] for calls in found)
-        chance = 3 * math.sqrt(by_clock) if by_clock > 2 * _REPEATS else 0
+        chance = (3 if by_clock > 2 * _REPEATS else 2) * math.sqrt(by_clock)
         return called - by_clock > _REPEATS / 2 + chance
 
     always = [*filter(belongs, set.intersection(*(set(calls.called) for calls in found)))]

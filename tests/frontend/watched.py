@@ -31,7 +31,10 @@ def main() -> int:
                 longest = 0.0
             elif took > longest:
                 longest = took
-                file.write_text(f"{1e3 * longest:.1f}")
+                # At no moment is it empty.
+                new = file.with_suffix(".new")
+                new.write_text(f"{1e3 * longest:.1f}")
+                new.replace(file)
             began = time.thread_time()
             loop.call_later(_LOOK_SECONDS, look)
 

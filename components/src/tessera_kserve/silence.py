@@ -13,7 +13,7 @@ from typing import Final
 from tessera.free_memory import resident_bytes, trim
 from tessera.tasks import KEEPER
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tessera.frontend.kserve.silence")
 
 MOST_GROWTH_BYTES: Final = 320 << 20
 """What a process may grow by while streams are silent."""
