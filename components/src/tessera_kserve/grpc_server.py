@@ -494,7 +494,7 @@ class GrpcServer:
         begun: set[asyncio.Task[bytes]] = set()
 
         async def take() -> None:
-            receive, large = partial(self._receiver.receive_next, context, whole.client), False
+            receive, large = partial(self._receiver.receive_next, context, whole), False
             while (raw := await receive(large=large)) is not grpc.aio.EOF:
                 large = len(raw) > WINDOW_BYTES
                 task = asyncio.create_task(self._streamed(raw, context))
