@@ -81,12 +81,11 @@ class Receiver:
             exchange.hold(self._max_bytes)
             return True
 
-        sender = client or exchange.peer
-        await self._pace.take(self._turns, client, sender)
+        await self._pace.take(self._turns, exchange)
         with _turn(self._turns, client, leave):
             # gRPC's iterator would hold the message until a full collection.
             raw = await _Read(context, self._joins)
-        self._pace.count(sender, raw)
+        self._pace.count(exchange, raw)
         if raw is grpc.aio.EOF:
             # Or it is too large: gRPC answers that itself, and does not tell.
             raise RequestCancelled("the call ended before its message had come")
@@ -100,9 +99,8 @@ class Receiver:
         Of a stream whose last message was ``large`` the next one may be, and counts as the largest. Raises
         ``Overloaded`` where streams say nothing and memory runs short meanwhile.
         """
-        client, sender = exchange.client, exchange.client or exchange.peer
-        await self._pace.take(self._stream_turns, client, sender)
-        loop, held = asyncio.get_running_loop(), False
+        await self._pace.take(self._stream_turns, exchange)
+        client, loop, held = exchange.client, asyncio.get_running_loop(), False
 
         def leave() -> bool:
             nonlocal held
@@ -131,7 +129,7 @@ class Receiver:
             ) from None
         finally:
             give_up()
-        self._pace.count(sender, raw)
+        self._pace.count(exchange, raw)
         return raw
 
 
@@ -165,26 +163,31 @@ class _Pace:
         # By sender, the time of the loop at which its next message may be received.
         self._next: dict[str, float] = {}
 
-    async def take(self, turns: Turns, client: str, sender: str) -> None:
+    async def take(self, turns: Turns, exchange: Exchange) -> None:
         """Take a turn as soon as the sender's pace allows it."""
         while True:
-            await asyncio.sleep(self._wait_seconds(sender))
-            await turns.take(client)
-            if not self._wait_seconds(sender):
+            await asyncio.sleep(self._wait_seconds(exchange))
+            await turns.take(exchange.client)
+            if not self._wait_seconds(exchange):
                 return
-            turns.give(client)
+            turns.give(exchange.client)
 
-    def count(self, sender: str, raw: Any) -> None:
+    def count(self, exchange: Exchange, raw: Any) -> None:
         """Count a message, or the end of a call."""
         if raw is grpc.aio.EOF or len(raw) < _LARGE_MESSAGE:
             return
-        now = asyncio.get_running_loop().time()
+        sender, now = self._sender(exchange), asyncio.get_running_loop().time()
         self._next[sender] = max(self._next.get(sender, 0.0), now) + len(raw) / _BYTES_A_SECOND
         if len(self._next) > _MOST_PACED:
             self._next = {name: at for name, at in self._next.items() if at > now}
 
-    def _wait_seconds(self, sender: str) -> float:
-        return max(0.0, self._next.get(sender, 0.0) - asyncio.get_running_loop().time())
+    def _wait_seconds(self, exchange: Exchange) -> float:
+        return max(0.0, self._next.get(self._sender(exchange), 0.0) - asyncio.get_running_loop().time())
+
+    @staticmethod
+    def _sender(exchange: Exchange) -> str:
+        """Return a name; clients without keys are told apart by their addresses."""
+        return exchange.client or exchange.peer
 
 
 class _Joins:

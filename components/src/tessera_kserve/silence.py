@@ -62,8 +62,9 @@ class Silence:
     async def _look(self) -> None:
         await self._several.wait()
         await asyncio.sleep(_LOOK_SECONDS)
-        self._lowest = min(self._lowest, self._unaccounted())
-        if self._unaccounted() - self._lowest <= MOST_GROWTH_BYTES:
+        nbytes = self._unaccounted()
+        self._lowest = min(self._lowest, nbytes)
+        if nbytes - self._lowest <= MOST_GROWTH_BYTES:
             return
         # Much of it may be free.
         await trim()
