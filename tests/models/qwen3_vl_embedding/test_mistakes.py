@@ -16,12 +16,17 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.parity import Parity, Record
 from tests.models.qwen3_vl_embedding.cases import CASES
-from tests.models.qwen3_vl_embedding.test_parity import BAR, BFLOAT16_BAR, reference_vectors
-from tests.models.running import batch_of, cosines, vectors
+from tests.models.qwen3_vl_embedding.test_parity import BAR, BFLOAT16_BAR
+from tests.models.running import cosines
 from tests.references.qwen3 import Qwen3VLReference
 
-Record = Callable[[str, Any], None]
+PARITY = Parity(
+    title="qwen3_vl_embedding",
+    cases=list(CASES.values()),
+    bars={"float32": BAR, "bfloat16": BFLOAT16_BAR},
+)
 Mistake = Callable[[Qwen3VLReference], None]
 
 MISTAKES: dict[str, Mistake] = {}
@@ -181,26 +186,17 @@ def pixels_not_centred(reference: Qwen3VLReference) -> None:
 
 @pytest.fixture(scope="module")
 def found(path: Path, model: Any) -> np.ndarray:
-    vision = model.load_vision(dtype="float32", device="cpu")
-    text = model.load_text(dtype="float32", device="cpu")
-    return vectors(model, text, batch_of(model, vision, list(CASES.values())))
+    return PARITY.found(model)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_fails_the_bar(name: str, path: Path, found: np.ndarray, record_property: Record) -> None:
     reference = Qwen3VLReference(path)
     MISTAKES[name](reference)
-    cosine = cosines(found, reference_vectors(reference, list(CASES.values())))
-    failing, failing_bfloat16 = (cosine < BAR).sum(), (cosine < BFLOAT16_BAR).sum()
-    line = (
-        f"{name:52}worst cosine {cosine.min():9.6f}"
-        f"  below {BAR}: {failing:2} of {len(CASES)}  below {BFLOAT16_BAR}: {failing_bfloat16:2}"
-    )
-    record_property("parity of qwen3_vl_embedding with references that make one mistake", line)
-    assert failing, line
-    assert failing_bfloat16 or name in TOO_FINE_FOR_BFLOAT16, line
+    bar = "float32" if name in TOO_FINE_FOR_BFLOAT16 else "bfloat16"
+    PARITY.check_mistake(name, reference, found, record_property, bar=bar)
 
 
 def test_no_mistake_passes_the_bar(path: Path, found: np.ndarray) -> None:
-    right = reference_vectors(Qwen3VLReference(path), list(CASES.values()))
+    right = PARITY.expected(Qwen3VLReference(path))
     assert cosines(found, right).min() >= BAR

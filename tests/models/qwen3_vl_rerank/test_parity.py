@@ -130,6 +130,12 @@ def attention_both_ways(reference: Qwen3VLRerankReference) -> None:
     reference.causal = False
 
 
+@pytest.fixture(scope="module")
+def found(written: WriteCheckpoint) -> np.ndarray:
+    """Our logits of ``CASES``, to be compared with references that make a mistake."""
+    return logits(opened(written(VL_RERANK_TINY, dtype="bfloat16")), CASES)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -147,12 +153,11 @@ def attention_both_ways(reference: Qwen3VLRerankReference) -> None:
     ],
 )
 def test_a_mistake_fails_the_bars(
-    written: WriteCheckpoint, mistake: Callable[[Qwen3VLRerankReference], None]
+    found: np.ndarray, written: WriteCheckpoint, mistake: Callable[[Qwen3VLRerankReference], None]
 ) -> None:
-    path = written(VL_RERANK_TINY, dtype="bfloat16")
-    reference = Qwen3VLRerankReference(path)
+    reference = Qwen3VLRerankReference(written(VL_RERANK_TINY, dtype="bfloat16"))
     mistake(reference)
-    assert np.abs(logits(opened(path), CASES) - expected(reference)).max() > max(BARS.values())
+    assert np.abs(found - expected(reference)).max() > max(BARS.values())
 
 
 def test_what_is_too_long_loses_text_of_the_document(written: WriteCheckpoint) -> None:

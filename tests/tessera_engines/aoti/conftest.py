@@ -1,80 +1,85 @@
-"""Every stage of the small checkpoint, compiled by the command in processes of their own."""
+"""Every stage of the small checkpoint, and a text stage of two others, compiled by the command."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from tessera_engines.kinds import ENGINE_CONFIGS
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 
-ROOT = Path(__file__).parents[3]
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti.yaml"
-# Two builders at a time, of about the same length. The second one's compiler would link libstdc++.a.
-LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
+STAGES = ("vision", "lm", "post", "text", "fused", "embed")
+# What their text stages give instead of a vector, and what the command is told of them besides.
+OTHERS = {
+    "score": (replace(RERANK, hidden=64, heads=2, kv_heads=1, head_dim=32), ()),
+    "token vectors": (
+        replace(COLEMBED_TINY, image_size=64, base_vocab=600),
+        ("--layout", "packed", "--decomposable"),
+    ),
+}
 
-# Without the garbage collector, which took 1 of 8 CPU seconds of a stage; it would have found 20 MB.
+# In one process, since each spends 10 CPU seconds before its first stage. Without the garbage collector,
+# which took 1 of 8 CPU seconds of a stage; it would have found 20 MB.
 _BUILD = """
-import gc, sys
+import gc, json, sys
 gc.disable()
+import torch._inductor.config as inductor
 from tessera_engines.cli import main
-model, config, out, *stages = sys.argv[1:]
-for stage in stages:
-    main(["build", "--model-path", model, "--config", config, "--stage", stage, "--out", f"{out}/{stage}"])
+for compiler, *words in json.loads(sys.argv[1]):
+    inductor.cpp.cxx = (None, compiler)
+    main(["build", *words])
 """
 
 
-@pytest.fixture
-def quick_compiler() -> Iterator[None]:
-    """What ``engines`` sets for its processes, for a compiler in this one: 15 CPU seconds, not 25."""
-    import torch._inductor.config as inductor
-
-    quick = {
-        "aot_inductor.compile_wrapper_opt_level": "O0",
-        "cpp.vec_isa_ok": True,
-        "compile_threads": 1,
-    }
-    with inductor.patch(quick):
-        yield
+@pytest.fixture(scope="session")
+def other_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a checkpoint for each of ``OTHERS``."""
+    out = tmp_path_factory.mktemp("models")
+    for name, (spec, _) in OTHERS.items():
+        write_checkpoint(out / name, spec)
+    return out
 
 
 @pytest.fixture(scope="session")
-def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an engine directory for each stage."""
+def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an engine directory for each stage, and for each of ``OTHERS``."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ (Debian package g++)")
     out = tmp_path_factory.mktemp("engines")
-    environment = os.environ | {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
-        # What calls the kernels need not be fast, and the compiler here knows this CPU.
-        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
+    # One that would link libstdc++.a, for every second engine.
     static = tmp_path_factory.mktemp("compiler") / "g++"
     static.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
     static.chmod(0o755)
-    builders = [
-        subprocess.Popen(
-            [sys.executable, "-c", _BUILD, str(checkpoint), str(CONFIG), str(out), *stages],
-            env=environment | {"CXX": compiler},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for compiler, stages in zip(("g++", str(static)), LANES, strict=True)
+    wanted = [(name, checkpoint, name, ()) for name in STAGES]
+    wanted += [(name, other_models / name, "text", words) for name, (_, words) in OTHERS.items()]
+    config = ("--config", str(CONFIG))
+    commands = [
+        (compiler, "--model-path", str(model), *config, "--stage", stage, *words, "--out", str(out / name))
+        for (name, model, stage, words), compiler in zip(wanted, cycle(("g++", str(static))))
     ]
-    try:
-        said = [builder.communicate(timeout=1500)[0] for builder in builders]
-    finally:
-        for builder in builders:
-            builder.kill()
-            builder.wait()
-    assert [builder.returncode for builder in builders] == [0, 0], "\n".join(said)
+    subprocess.run(
+        [sys.executable, "-c", _BUILD, json.dumps(commands)],
+        env=os.environ
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+            # What calls the kernels need not be fast, and the compiler here knows this CPU.
+            "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        },
+        check=True,
+        timeout=3600,
+    )
     return out

@@ -35,7 +35,7 @@ from tests.engine.packed_images import of_units, rows_for
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist_group("aoti")]
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3900), pytest.mark.xdist_group("aoti")]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.tessera_engines.aoti.conftest import CONFIG
 
 # The first test waits for the compilers.
 # Not among those that start services: the engines are built once, for these tests and the ones beside them.
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist_group("aoti")]
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(3900), pytest.mark.xdist_group("aoti")]
 
 
 def test_served_by_the_aggregated_worker(
