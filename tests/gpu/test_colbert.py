@@ -1,4 +1,4 @@
-"""ColBERT's rows on the card, with graphs and without, beside float32 on a CPU."""
+"""ColBERT's rows on the card, with graphs and without, beside float32 on a CPU, which is compared as well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.running import cosines
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-KINDS = [("float32", 0), ("bfloat16", 0), ("bfloat16", None)]
+KINDS = [("cpu", "float32", 0), ("cuda", "float32", 0), ("cuda", "bfloat16", 0), ("cuda", "bfloat16", None)]
 BARS = {"float32": 0.99999, "bfloat16": 0.998}
 
 
@@ -37,14 +37,16 @@ def rows_of(path: Path, device: str, dtype: str, graph_cost: int | None) -> list
     return found
 
 
-@pytest.mark.parametrize(("dtype", "graph_cost"), KINDS, ids=["float32", "bfloat16", "graphs"])
+@pytest.mark.parametrize(
+    ("device", "dtype", "graph_cost"), KINDS, ids=["cpu", "float32", "bfloat16", "graphs"]
+)
 @pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
-def test_rows(tmp_path: Path, spec: ColbertSpec, dtype: str, graph_cost: int | None) -> None:
-    if not torch.cuda.is_available():
+def test_rows(tmp_path: Path, spec: ColbertSpec, device: str, dtype: str, graph_cost: int | None) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     write_checkpoint(tmp_path / "it", spec, seed=0)
     expected = rows_of(tmp_path / "it", "cpu", "float32", 0)[0]
-    for found in rows_of(tmp_path / "it", "cuda", dtype, graph_cost):
+    for found in rows_of(tmp_path / "it", device, dtype, graph_cost):
         for own, wanted in zip(found, expected, strict=True):
             ours, theirs = own.held().values, wanted.held().values
             assert ours.shape == theirs.shape

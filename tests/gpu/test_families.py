@@ -17,23 +17,31 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     return tmp_path_factory.mktemp("carried")
 
 
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("dtype", BARS)
 @pytest.mark.parametrize("name", ALL)
-def test_vectors(name: str, dtype: str, folder: Path) -> None:
-    assert_carried(ALL[name], folder, dtype=dtype, device="cuda")
+def test_vectors(name: str, dtype: str, device: str, folder: Path) -> None:
+    """On the CPU ``tests/models/test_carried.py`` does the same."""
+    assert_carried(ALL[name], folder, dtype=dtype, device=device)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"], indirect=True)
 @pytest.mark.parametrize("name", [name for name, each in ALL.items() if "vl" in name and not each.full_size])
-def test_mixed_grids_in_one_launch(name: str, folder: Path) -> None:
+def test_mixed_grids_in_one_launch(name: str, device: str, folder: Path) -> None:
     """Rows of images side by side are those of each image alone, and near those in float32."""
     model = open_model(ALL[name].checkpoint(folder))
     pixels = list(preprocessed(model, ALL[name].inputs).values())
-    half, whole = (model.load_vision(dtype=dtype, device="cuda") for dtype in ("bfloat16", "float32"))
+    half, whole = (model.load_vision(dtype=dtype, device=device) for dtype in ("bfloat16", "float32"))
     for together, each, exact in zip(
         vision_rows(model, half, pixels), pixels, vision_rows(model, whole, pixels), strict=True
     ):

@@ -1,4 +1,7 @@
-"""The torch engines with a family of grids on a CUDA device, from graphs and without, beside numpy."""
+"""The torch engines with a family of grids on a CUDA device, from graphs and without, beside numpy.
+
+And on the CPU, so that the tests run where there is no card.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,16 @@ pytestmark = pytest.mark.gpu
 MODEL = Grid(Path(), 3)
 
 
-@pytest.fixture(params=[None, 0], ids=["graphs", "plain"])
+KINDS = {"graphs": ("cuda", "bfloat16", None), "plain": ("cuda", "bfloat16", 0), "cpu": ("cpu", "float32", 0)}
+
+
+@pytest.fixture(params=KINDS)
 def settings(request: pytest.FixtureRequest) -> EngineSettings:
-    if not torch.cuda.is_available():
+    device, dtype, graphs = KINDS[request.param]
+    if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return EngineSettings(
-        dtype="bfloat16", device="cuda", max_batch_cost=512, max_queue_cost=512, graph_cost=request.param
+        dtype=dtype, device=device, max_batch_cost=512, max_queue_cost=512, graph_cost=graphs
     )
 
 
@@ -44,8 +51,10 @@ def test_rows_of_mixed_grids(settings: EngineSettings, batches: Sequence[Sequenc
     for sizes in batches:
         images = [noise(MODEL, MODEL.plan(*size, param=""), seed) for seed, size in enumerate(sizes)]
         batch = packed(MODEL, images)
-        out = rows_for(MODEL, batch, dtype=torch.bfloat16, device="cuda")
-        torch.cuda.synchronize()
+        placement = place(settings)
+        out = rows_for(MODEL, batch, dtype=placement.torch_dtype, device=placement.device)
+        if placement.is_cuda:
+            torch.cuda.synchronize()
         launched.append((engine.launch(batch, out), out, images))
     for one, out, images in launched:
         one.result()
@@ -66,7 +75,7 @@ def test_vectors_of_three_rows_of_positions_and_wide_vision_rows(settings: Engin
         tokens = chance.integers(0, 256, count + 5, dtype=np.int32)
         tokens[2 : 2 + count] = PLACEHOLDER
         rows = torch.from_numpy(chance.standard_normal((count, MODEL.vision.row_width), dtype=np.float32))
-        rows = rows.bfloat16()
+        rows = rows.to(place(settings).torch_dtype)
         inputs.append(
             PackedInput(
                 tokens=tokens,

@@ -6,9 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,24 +26,12 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_engines.compiled.build import build_engine
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tests.engine.packed_images import computed, of_units, rows_for
+from tests.gpu.waiting import no_waiting
 
 # The first test of each stage waits for the compiler.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 TOKENS, UNITS = 4096, 12
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Anything in torch that makes the host wait for the device raises."""
-    with warnings.catch_warnings():
-        # Torch says that it does not see all of them.
-        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def config(cost: int, graphs: int | None, path: Path | None = None) -> EngineSettings:

@@ -1,4 +1,7 @@
-"""The text stages of the families for compilers: exported, they compute what the module does."""
+"""The text stages for compilers: exported in the padded layout, they compute what the module does.
+
+Of the packed one `tests/engine/test_carried.py` has every family.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tessera.models.base import Model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera.models.stages import StageFamily
 from tessera.models.tower import TowerModel
-from tessera_engines.aoti.text import PackedModule, PaddedModule
+from tessera_engines.aoti.text import PaddedModule
 from tessera_engines.compiled.export import example_inputs, export_stage
 from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
 from tessera_engines.compiled.stages import load_stage
@@ -24,16 +27,13 @@ from tessera_tools.random_checkpoint.llama import TINY as LLAMA
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3
-from tessera_tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import TINY, VL_TINY
 from tessera_tools.random_checkpoint.spec import Spec
-from tests.models.colqwen3 import cases as colqwen3
 from tests.models.conftest import WriteCheckpoint
-from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
-from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.running import batch_of, cosines, error, preprocessed, vectors
 
 SMALL = {"image_size": 64, "base_vocab": 600}
@@ -53,16 +53,16 @@ class Program(torch.nn.Module):
         return self.module(*given)
 
 
-def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.ndarray]:
-    """What the exported stage computes, and what the module does."""
-    stage = model.load_stage("text", layout=layout, dtype="float32", device="cpu")
+def compared(model: Model, inputs: list) -> tuple[np.ndarray, np.ndarray]:
+    """What the exported stage computes in the padded layout, and what the module does."""
+    stage = model.load_stage("text", layout="padded", dtype="float32", device="cpu")
     program = Program(export_stage(stage, axis_ranges([PROFILE]), device="cpu"))
     vision = model.load_vision(dtype="float32", device="cpu") if model.vision else None
     text = model.load_text(dtype="float32", device="cpu")
     batch = batch_of(model, vision, inputs)
     assert isinstance(model, TowerModel)
     width = model.text.row_width
-    run = (PackedModule if layout == "packed" else PaddedModule)(program, 16, width)
+    run = PaddedModule(program, 16, width)
     found = run(
         torch.from_numpy(batch.input_ids),
         torch.from_numpy(batch.positions),
@@ -75,33 +75,21 @@ def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(
     ("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6]), (NEMOTRON_3, llama.CASES[:6])]
 )
-def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
-    assert cosines(*compared(open_model(written(spec)), cases, layout)).min() >= 0.999999
+def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list) -> None:
+    assert cosines(*compared(open_model(written(spec)), cases)).min() >= 0.999999
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(
     ("spec", "cases"), [(RERANK, rerank.CASES), (replace(RERANK_TINY, **SMALL), rerank_vl.CASES)]
 )
-def test_scores(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
-    found, expected = compared(open_model(written(spec)), cases, layout)
+def test_scores(written: WriteCheckpoint, spec: Spec, cases: list) -> None:
+    found, expected = compared(open_model(written(spec)), cases)
     assert found.shape == (len(cases), 1)
     assert error(found, expected) <= 1e-4
-
-
-@pytest.mark.compiles
-@pytest.mark.parametrize(
-    ("spec", "cases"), [(replace(COLEMBED_TINY, **SMALL), colembed.CASES), (COL_TINY, colqwen3.CASES)]
-)
-def test_vectors_of_tokens(written: WriteCheckpoint, spec: Spec, cases: list) -> None:
-    found, expected = compared(open_model(written(spec)), cases, "packed")
-    assert found.shape == expected.shape
-    assert cosines(found, expected).min() >= 0.999999
 
 
 @torch.inference_mode()
@@ -141,12 +129,6 @@ def test_no_network_of_tensorrt_ends_in_it(written: WriteCheckpoint, spec: Spec,
         networks_of(model, Stage.TEXT)
     if model.vision is not None:
         assert networks_of(model, Stage.VISION) is describe_network
-
-
-@pytest.mark.compiles
-def test_images_with_levels_and_three_axes(written: WriteCheckpoint) -> None:
-    inputs = list(vl.CASES.values())
-    assert cosines(*compared(open_model(written(VL_TINY)), inputs[:8], "packed")).min() >= 0.999999
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tessera.nn.kernels import exported_products
 from tessera_engines.aoti.build import AotiFlavour, calls_gemms, require_shared_library
 from tessera_engines.cli import main
 from tessera_engines.compiled.manifest import Manifest
-from tessera_engines.compiled.spec import BuildSpec, Layout, Stage
+from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.engine.packed_images import of_units, rows_for
 from tests.families.dual_encoder import FAMILY
@@ -173,6 +173,10 @@ def test_an_engine_of_another_stage_is_refused(engines: Path, model: LlamaNemotr
         make_vision_engine(model, settings, place(settings))
 
 
+# For an input of this length no worker would load it.
+SHORT = Profile(tokens=Range(1, 256, 9999))
+
+
 def _version(manifest: dict[str, Any]) -> None:
     manifest["versions"]["torch"] = "2.0.1"
 
@@ -228,6 +232,7 @@ def test_an_engine_of_another_machine_is_refused(
         ({"capabilities": ("9.9",)}, ConfigError, "9.9"),
         ({"layout": Layout.PACKED}, EngineBuildFailed, "fused attention"),
         ({"stage": Stage.LM, "layout": Layout.PACKED}, ConfigError, "packed"),
+        ({"profiles": (SHORT,)}, ConfigError, "up to 9999 tokens, but the longest input is 10240"),
     ],
     ids=str,
 )

@@ -26,7 +26,7 @@ from tessera_engines.aoti.package import FLAGS, GEMM_LIBRARY, PACKAGE, cpu_flags
 from tessera_engines.compiled.build import Built, Progress
 from tessera_engines.compiled.export import example_inputs, export_stage
 from tessera_engines.compiled.manifest import Binding, Manifest
-from tessera_engines.compiled.spec import AxisRanges, BuildSpec, Range, axis_ranges
+from tessera_engines.compiled.spec import AxisRanges, BuildSpec, Range, Stage, axis_ranges
 from tessera_engines.compiled.stages import load_stage
 
 _STANDARD_LIBRARY = "libstdc++.so.6"
@@ -55,6 +55,8 @@ class AotiFlavour:
             raise ConfigError("flavour aoti keeps no timing cache; leave --timing-cache out")
         _require_compiler(device)
         ranges = axis_ranges(spec.profiles)
+        if spec.stage is Stage.TEXT:
+            _require_room(model, ranges)
         progress(f"loading the {spec.stage} stage on {device}")
         stage = load_stage(
             model,
@@ -109,6 +111,16 @@ class AotiFlavour:
 
 
 AOTI = AotiFlavour()
+
+
+def _require_room(model: Model, ranges: AxisRanges) -> None:
+    """Check that a worker would load the engine, before minutes of compiling."""
+    for axis in ("tokens", "rows"):
+        if ranges[axis].max < model.max_tokens:
+            raise ConfigError(
+                f"profiles: up to {ranges[axis].max} {axis}, but the longest input is {model.max_tokens};"
+                " no worker loads an engine without room for it: build it with a larger profile"
+            )
 
 
 def _device(spec: BuildSpec) -> str:
