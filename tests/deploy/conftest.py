@@ -48,7 +48,7 @@ def other_bundle(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def resolved(dockerfile: Dockerfile) -> Iterator[dict[tuple[str, str], Future[dict[str, str]]]]:
-    """The packages of images, by target and machine, which uv looks for while other tests run: it waits for the index."""
+    """The packages of images, by target and machine. uv waits for the index, while others run."""
     pool = ThreadPoolExecutor(1, "uv")
     yield {
         (target, machine): pool.submit(packages, dockerfile, target, machine)

@@ -1,7 +1,7 @@
 """``compose.yaml``, up: two frontends, encode and embed workers, etcd and Prometheus in containers.
 
-Grafana is left out, since no Debian has it, no package of an index carries it, and no registry may be reachable:
-its queries are sent from where it would be. The files over it come up as well, on CPUs.
+Grafana is left out: no Debian has it, no package of an index carries it, and no registry may be reachable.
+Its queries are sent from where it would be. The files over it come up as well, on CPUs.
 """
 
 from __future__ import annotations

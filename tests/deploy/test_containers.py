@@ -56,6 +56,16 @@ def test_an_image_is_as_large_as_is_said(docker_host: DockerHost, target: str) -
     assert abs((size - base) / GIGABYTE - float(said)) < 0.15 * float(said), (size, base)
 
 
+def test_the_layers_of_an_image_are_as_large_as_is_said(docker_host: DockerHost) -> None:
+    """Tessera's own, which is the last one, and TensorRT's below it."""
+    words = ["history", "--human=false", "--format={{.Size}}", docker_host.image("worker-tensorrt")]
+    sizes = [int(size) for size in docker_host.docker(*words).split() if size != "0"]
+    (own,) = re.findall(r"Tessera itself is the last layer, (\d+) MB", README)
+    (rest,) = re.findall(r"of which (\d\.\d+) GB are its layer on `worker-cuda`", README)
+    assert abs(sizes[0] / 1e6 - float(own)) < 0.15 * float(own), sizes
+    assert abs(sizes[1] / GIGABYTE - float(rest)) < 0.15 * float(rest), sizes
+
+
 @pytest.fixture(scope="module")
 def hub(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of a hub's files, with the checkpoint as what was downloaded of ``tessera/random``."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+import re
 from concurrent.futures import Future
 from subprocess import Popen
 
 import pytest
 
 from tests.deploy.dockerfile import Dockerfile
+from tests.e2e.service import ROOT
 
+README = (ROOT / "deploy/README.md").read_text()
 Resolved = dict[tuple[str, str], Future[dict[str, str]]]
 
 pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
@@ -24,6 +27,8 @@ def test_the_packages_of_an_image_have_wheels(resolved: Resolved, target: str, m
     assert found & worker == (worker if target != "frontend" else set())
     assert ("tensorrt-rtx-cu13-libs" in found) == (target == "worker-tensorrt")
     assert not {"nixl-cu12", "nvidia-cutlass-dsl-libs-cu12"} & found
+    (said,) = re.findall(rf"^\| `{target}` \| (\d+) \|", README, re.MULTILINE)
+    assert machine != "x86_64" or len(found) == int(said)
 
 
 def test_an_image_for_cpus_has_the_packages_of_one_for_gpus(dockerfile: Dockerfile) -> None:
