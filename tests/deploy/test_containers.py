@@ -52,8 +52,14 @@ def test_an_image_is_as_large_as_is_said(docker_host: DockerHost, target: str) -
     base = int(
         docker_host.docker("image", "inspect", "--format={{.Size}}", docker_host.arguments["PYTHON_IMAGE"])
     )
-    (said,) = re.findall(rf"^\| `{target}`.* (\d+\.\d+) GB \|$", README, re.MULTILINE)
+    ((count, said),) = re.findall(rf"^\| `{target}` \| (\d+) \|.* (\d+\.\d+) GB \|$", README, re.MULTILINE)
     assert abs((size - base) / GIGABYTE - float(said)) < 0.15 * float(said), (size, base)
+    (below,) = re.findall(r"The base, which is not included, had (\d+) MB", README)
+    assert abs(base / 1e6 - float(below)) < 0.15 * float(below), base
+    words = ["run", "--rm", "--entrypoint=sh", docker_host.image(target), "-c"]
+    listed = docker_host.docker(*words, "ls -d /opt/tessera/venv/lib/python3*/site-packages/*.dist-info")
+    # Without Tessera itself.
+    assert len(listed.split()) - 1 == int(count)
 
 
 def test_the_layers_of_an_image_are_as_large_as_is_said(docker_host: DockerHost) -> None:
