@@ -76,7 +76,6 @@ FIRST = (
     # Their environments are there by now.
     "retriever",
     "recipes",
-    "clients/test_aiperf.py",
     "tessera_kserve/test_grpc_door.py",
     "e2e/test_token_vectors.py",
     "test_request_path.py",

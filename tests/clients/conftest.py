@@ -17,6 +17,18 @@ from tests.e2e.service import MODEL, Service, launch
 KEY = "sk-clients-0123456789"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give what asks these services their marker, and one process, which starts each of them once.
+
+    A module with a service of its own under the same name is not meant.
+    """
+    if isinstance(item, pytest.Function):
+        asked = {"service", "reranker"}.intersection(item.fixturenames)
+        if any(not hasattr(item.module, name) for name in asked):
+            item.add_marker(pytest.mark.service)
+            item.add_marker(pytest.mark.xdist_group("clients"))
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedService:
     """A running service, a key that opens it, and the directory whose files it reads."""

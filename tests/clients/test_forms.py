@@ -17,7 +17,7 @@ from tests.e2e.inputs import cosine, data_url, parts
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 def vectors(http: httpx.Client, **body: Any) -> npt.NDArray[np.float32]:

@@ -13,7 +13,7 @@ from tests.clients.conftest import ClosedService
 from tests.clients.footprint import footprints, growth
 from tests.clients.fuzz import send, width
 
-pytestmark = [pytest.mark.service, pytest.mark.fuzzes, pytest.mark.xdist_group("clients")]
+pytestmark = [pytest.mark.service, pytest.mark.fuzzes]
 
 CASES = int(os.environ.get("TESSERA_FUZZ_CASES", "400"))
 SEED = int(os.environ.get("TESSERA_FUZZ_SEED", "0"))

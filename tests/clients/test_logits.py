@@ -14,7 +14,7 @@ from tests.models.llama_nemotron_rerank_vl import cases
 from tests.models.running import Given
 from tests.references.rerank import RerankVLReference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 # Of text, of an image of seven tiles, of one tile, and of an image beside the query.
 CASES = [cases.CASES[number] for number in (2, 3, 4, 7)]

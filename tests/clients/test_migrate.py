@@ -232,8 +232,6 @@ def asked(service: ClosedService, http: httpx.Client, photos: dict[str, bytes]) 
     return Asked(service, http, photos["flower"])
 
 
-@pytest.mark.service
-@pytest.mark.xdist_group("clients")
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_row_says_what_happens(row: Row, asked: Asked) -> None:
     if row.relation.isdigit():
@@ -262,8 +260,6 @@ def reranked(reranker: ClosedService, photos: dict[str, bytes]) -> Iterator[Aske
         yield Asked(reranker, http, photos["flower"])
 
 
-@pytest.mark.service
-@pytest.mark.xdist_group("clients")
 @pytest.mark.parametrize("row", RERANKER_ROWS, ids=str)
 def test_a_row_about_rerankers_says_what_happens(row: Row, reranked: Asked) -> None:
     answer = reranked.answer(row.method, row.path, row.body)
@@ -276,8 +272,6 @@ def test_a_row_about_rerankers_says_what_happens(row: Row, reranked: Asked) -> N
     assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-4)
 
 
-@pytest.mark.service
-@pytest.mark.xdist_group("clients")
 @pytest.mark.parametrize(
     "block", RERANKER_REQUESTS, ids=[block.splitlines()[0][:40] for block in RERANKER_REQUESTS]
 )
@@ -321,8 +315,6 @@ def run(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.service
-@pytest.mark.xdist_group("clients")
 @pytest.mark.parametrize(("name", "block"), REQUESTS, ids=[name for name, _ in REQUESTS])
 def test_a_request_gives_the_models_vectors(
     name: str,

@@ -17,7 +17,7 @@ from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.inputs import data_url
 from tests.e2e.service import MODEL, ROOT
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 MOST = 8191
 PASSAGES = {"model": MODEL, "encoding_format": "float", "input_type": "passage", "truncate": "END"}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.clients.conftest import ClosedService
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 def test_only_the_metrics_need_no_key(service: ClosedService) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 @pytest.fixture

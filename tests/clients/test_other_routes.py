@@ -16,7 +16,7 @@ from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 def test_tei(http: httpx.Client, reference: Reference) -> None:

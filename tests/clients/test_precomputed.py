@@ -18,7 +18,7 @@ from tests.e2e.inputs import cosine, parts
 from tests.proc import open_files
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -22,7 +22,7 @@ from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 QUERY = "a red flower"
 DOCUMENTS = ["a meadow", "the river is long", "a flower, red as it can be", "nothing of the kind"]

@@ -17,7 +17,7 @@ from tests.e2e.inputs import data_url
 from tests.proc import command_line
 from tests.signals import freeze
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.service
 
 
 def calling(reranker: ClosedService) -> httpx.AsyncClient:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.conftest import ClosedService
 
-pytestmark = [pytest.mark.service, pytest.mark.fuzzes, pytest.mark.xdist_group("clients")]
+pytestmark = [pytest.mark.service, pytest.mark.fuzzes]
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 

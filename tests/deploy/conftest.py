@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -46,8 +47,34 @@ def other_bundle(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
+def resolved(dockerfile: Dockerfile) -> Iterator[dict[tuple[str, str], Future[dict[str, str]]]]:
+    """The packages of images, by target and machine. uv waits for the index, while others run."""
+    pool = ThreadPoolExecutor(1, "uv")
+    yield {
+        (target, machine): pool.submit(packages, dockerfile, target, machine)
+        for target in ("frontend", "worker-cuda", "worker-tensorrt")
+        for machine in ("x86_64", "aarch64")
+    }
+    pool.shutdown(cancel_futures=True)
+
+
+def packages(dockerfile: Dockerfile, target: str, machine: str) -> dict[str, str]:
+    """The versions, by name, of what ``deploy/docker/install`` puts into an image on Debian 12."""
+    words = ["pip", "compile", ROOT / "pyproject.toml", "--quiet", "--no-header", "--no-annotate"]
+    words += [f"--extra={extra}" for extra in dockerfile.extras(target)]
+    words += ["--constraint", ROOT / "constraints.txt", "--overrides", ROOT / "deploy/docker/overrides.txt"]
+    words += ["--python-version", dockerfile.python, "--python-platform", f"{machine}-manylinux_2_36"]
+    ran = run_script(sys.executable, ROOT / "scripts/uv", *words, "--only-binary=:all:")
+    assert ran.returncode == 0, ran.stderr
+    return dict(line.split("==") for line in ran.stdout.split())
+
+
+@pytest.fixture(scope="session")
 def bundle(
-    dockerfile: Dockerfile, other_bundle: Popen[str], tmp_path_factory: pytest.TempPathFactory
+    dockerfile: Dockerfile,
+    other_bundle: Popen[str],
+    resolved: object,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """What ``scripts/bundle`` makes for this Python and a frontend, from the package index."""
     folder = tmp_path_factory.mktemp("bundle")

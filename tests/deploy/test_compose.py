@@ -1,7 +1,7 @@
 """``compose.yaml``, up: two frontends, encode and embed workers, etcd and Prometheus in containers.
 
-Grafana is left out, since no Debian has it and no registry may be reachable. The files over it come up as
-well, on CPUs.
+Grafana is left out: no Debian has it, no package of an index carries it, and no registry may be reachable.
+Its queries are sent from where it would be. The files over it come up as well, on CPUs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.docker_host import DockerHost
 from tests.deploy.test_containers import inputs, runs_without_rights
+from tests.e2e.service import ROOT
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(1500)]
 SERVICES = ("frontend", "encode", "embed", "etcd", "prometheus")
@@ -109,6 +111,32 @@ def test_prometheus_finds_every_container(deployment: Deployment) -> None:
         found = {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
         assert time.monotonic() < deadline, said
         time.sleep(1)
+
+
+# Asks a Prometheus at the first argument for each of the queries, a JSON list.
+_ASK = """\
+import json, sys, urllib.parse, urllib.request
+for query in json.loads(sys.argv[2]):
+    body = urllib.parse.urlencode({"query": query}).encode()
+    print(json.load(urllib.request.urlopen(sys.argv[1] + "/api/v1/query", body))["status"])
+"""
+
+
+def test_what_grafana_would_ask_is_answered_where_it_would_ask(deployment: Deployment) -> None:
+    """Its data source, its dashboard's queries, from a container of the same networks."""
+    compose = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    assert compose["grafana"]["networks"] == compose["frontend"]["networks"]
+    folder = ROOT / "deploy/grafana"
+    (source,) = yaml.safe_load((folder / "provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    panels = json.loads((folder / "tessera.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    asked = json.dumps([query.replace("$__rate_interval", "1m") for query in queries])
+    said = deployment.host.docker(
+        *("exec", deployment.container("frontend"), "python", "-c", _ASK, source["url"], asked)
+    )
+    assert said.split() == ["success"] * len(queries) and len(queries) > 40
 
 
 def test_a_container_that_dies_is_started_again(deployment: Deployment) -> None:

@@ -52,8 +52,24 @@ def test_an_image_is_as_large_as_is_said(docker_host: DockerHost, target: str) -
     base = int(
         docker_host.docker("image", "inspect", "--format={{.Size}}", docker_host.arguments["PYTHON_IMAGE"])
     )
-    (said,) = re.findall(rf"^\| `{target}`.* (\d+\.\d+) GB \|$", README, re.MULTILINE)
+    ((count, said),) = re.findall(rf"^\| `{target}` \| (\d+) \|.* (\d+\.\d+) GB \|$", README, re.MULTILINE)
     assert abs((size - base) / GIGABYTE - float(said)) < 0.15 * float(said), (size, base)
+    (below,) = re.findall(r"The base, which is not included, had (\d+) MB", README)
+    assert abs(base / 1e6 - float(below)) < 0.15 * float(below), base
+    words = ["run", "--rm", "--entrypoint=sh", docker_host.image(target), "-c"]
+    listed = docker_host.docker(*words, "ls -d /opt/tessera/venv/lib/python3*/site-packages/*.dist-info")
+    # Without Tessera itself.
+    assert len(listed.split()) - 1 == int(count)
+
+
+def test_the_layers_of_an_image_are_as_large_as_is_said(docker_host: DockerHost) -> None:
+    """Tessera's own, which is the last one, and TensorRT's below it."""
+    words = ["history", "--human=false", "--format={{.Size}}", docker_host.image("worker-tensorrt")]
+    sizes = [int(size) for size in docker_host.docker(*words).split() if size != "0"]
+    (own,) = re.findall(r"Tessera itself is the last layer, (\d+) MB", README)
+    (rest,) = re.findall(r"of which (\d\.\d+) GB are its layer on `worker-cuda`", README)
+    assert abs(sizes[0] / 1e6 - float(own)) < 0.15 * float(own), sizes
+    assert abs(sizes[1] / GIGABYTE - float(rest)) < 0.15 * float(rest), sizes
 
 
 @pytest.fixture(scope="module")

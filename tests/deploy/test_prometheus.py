@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -53,3 +55,30 @@ def test_every_alert_is_made_to_fire_and_to_keep_quiet() -> None:
 def test_the_dashboard_is_what_its_source_makes() -> None:
     made = runpy.run_path(str(ROOT / "deploy" / "grafana" / "dashboard.py"))
     assert made["OUT"].read_text() == made["build"](), "run: python deploy/grafana/dashboard.py"
+
+
+def test_grafana_finds_the_dashboard_and_what_it_asks() -> None:
+    """By what it is given to read at its start, in the places where compose.yaml mounts it."""
+    folder = ROOT / "deploy"
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    mounted = {
+        inside: folder / source
+        for source, inside, _ in (
+            volume.split(":") for volume in compose["grafana"]["volumes"] if volume.endswith(":ro")
+        )
+    }
+    provisioning = mounted["/etc/grafana/provisioning"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/tessera.yaml").read_text())["providers"]
+    board = json.loads((mounted[provider["options"]["path"]] / "tessera.json").read_text())
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())["datasources"]
+    host = urlsplit(source["url"]).hostname
+    assert host in compose and set(compose[host]["networks"]) & set(compose["grafana"]["networks"])
+    # The dashboard lets its reader choose among sources of that kind, of which this is the first.
+    (variable,) = board["templating"]["list"]
+    assert (variable["name"], variable["query"]) == ("datasource", source["type"]) and source["isDefault"]
+    used = {
+        (target["datasource"]["type"], target["datasource"]["uid"])
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    }
+    assert used == {(source["type"], "${datasource}")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from tests.models.declaring import Module, declare, write
 from tests.models.pairing import logits
 from tests.models.running import Given, Pair, cosines, vectors
 
-sentence_transformers: Any = pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"
+)
 
 TEXTS = [
     "river",
@@ -55,7 +58,9 @@ def embedded(model: Model, role: Role = Role.NONE) -> np.ndarray:
 
 
 def check(path: Path, roles: Sequence[Role] = (Role.NONE,)) -> None:
-    reference, model = sentence_transformers.SentenceTransformer(str(path), device="cpu"), open_model(path)
+    from sentence_transformers import SentenceTransformer
+
+    reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
     encode = {Role.NONE: "encode", Role.QUERY: "encode_query", Role.PASSAGE: "encode_document"}
     for role in roles:
         expected = getattr(reference, encode[role])(TEXTS, normalize_embeddings=True)
@@ -145,13 +150,15 @@ def test_letters_are_as_the_configuration_of_the_tokenizer_has_them(
 def test_the_default_prompt_of_pairs_stands_before_the_query(
     spec: EncoderSpec, written: WriteCheckpoint, tmp_path: Path
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     general = {"prompts": {"web": "which river is "}, "default_prompt_name": "web"}
     old = declare(written(spec), tmp_path / "old")
     if not spec.roberta:
         # The general class of the reference gives tokens no types.
         configured = json.loads((old / "tokenizer_config.json").read_text())
         write(old / "tokenizer_config.json", configured | {"tokenizer_class": "BertTokenizer"})
-    sentence_transformers.CrossEncoder(str(old), device="cpu").save_pretrained(str(tmp_path / "new"))
+    CrossEncoder(str(old), device="cpu").save_pretrained(str(tmp_path / "new"))
     path = tmp_path / "new"
     declared = json.loads((path / "config_sentence_transformers.json").read_text())
     write(path / "config_sentence_transformers.json", declared | general)
@@ -160,8 +167,8 @@ def test_the_default_prompt_of_pairs_stands_before_the_query(
     found = logits(
         model, [Pair(query=Given(parts=(query,)), document=Given(parts=(text,))) for query, text in pairs]
     )
-    expected = sentence_transformers.CrossEncoder(str(path), device="cpu").predict(pairs)
+    expected = CrossEncoder(str(path), device="cpu").predict(pairs)
     scores = found[:, 0] if model.activation == "identity" else 1 / (1 + np.exp(-found[:, 0]))
     assert np.abs(scores - expected).max() <= 1e-5
-    without = sentence_transformers.CrossEncoder(str(old), device="cpu").predict(pairs)
+    without = CrossEncoder(str(old), device="cpu").predict(pairs)
     assert np.abs(without - expected).max() > 1e-3

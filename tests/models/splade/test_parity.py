@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.references.splade import SpladeReference
 
-pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"
+)
 
 BAR = 1e-5
 TEXTS = [
