@@ -11,8 +11,9 @@ from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
 from tessera.launched import Launched
 from tessera.logs import RequestLine, serving
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, HeldEngine, until
+from tests.batching.engines import AsyncEngine, HeldEngine
 from tests.batching.test_batches import busy
+from tests.waiting import until
 
 
 async def test_a_poisonous_entry_fails_alone(make_batcher: MakeBatcher) -> None:

@@ -33,6 +33,7 @@ import pytest
 
 from tests.deploy.processes import run_script, running
 from tests.e2e.service import ROOT
+from tests.waiting import wait_until
 
 PROGRAMS = ("dockerd", "docker", "runc", "mmdebstrap", "slirp4netns", "ip", "nsenter", "curl")
 # Docker's own: a newer client beside it may lack what builds images.
@@ -116,10 +117,13 @@ class DockerHost:
         return state
 
     def wait_until_healthy(self, container: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while (state := self.state(container))["Health"]["Status"] != "healthy":
-            assert state["Running"] and time.monotonic() < deadline, (state, self.logs(container))
-            time.sleep(0.3)
+        def settled() -> bool:
+            state = self.state(container)
+            return state["Health"]["Status"] == "healthy" or not state["Running"]
+
+        wait_until(settled, seconds, said=lambda: (self.state(container), self.logs(container)))
+        state = self.state(container)
+        assert state["Running"], (state, self.logs(container))
 
     def logs(self, container: str) -> str:
         ran = subprocess.run(

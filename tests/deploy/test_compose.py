@@ -20,6 +20,7 @@ import pytest
 
 from tests.deploy.docker_host import DockerHost
 from tests.deploy.test_containers import inputs, runs_without_rights
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(1500)]
 SERVICES = ("frontend", "encode", "embed", "etcd", "prometheus")
@@ -62,10 +63,11 @@ class Deployment:
 
     def until(self, given: object, status: int, model: str = MODEL, seconds: float = 120.0) -> None:
         """Ask both frontends until they answer so."""
-        deadline = time.monotonic() + seconds
-        while (said := {self.embed(given, port, model) for port in PORTS}) != {status}:
-            assert time.monotonic() < deadline, (said, self.compose("logs", "--tail=40"))
-            time.sleep(0.5)
+        wait_until(
+            lambda: {self.embed(given, port, model) for port in PORTS} == {status},
+            seconds,
+            said=lambda: self.compose("logs", "--tail=40"),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +103,13 @@ def test_both_frontends_answer_and_rows_travel_by_nixl(
 
 
 def test_prometheus_finds_every_container(deployment: Deployment) -> None:
-    deadline = time.monotonic() + 60
     query = ["promtool", "query", "instant", "http://127.0.0.1:9090", "count by (job) (up == 1)"]
-    found: dict[str, int] = {}
-    while found != REPLICAS:
+
+    def found() -> dict[str, int]:
         said = deployment.host.docker("exec", deployment.container("prometheus"), *query)
-        found = {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
-        assert time.monotonic() < deadline, said
-        time.sleep(1)
+        return {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
+
+    wait_until(lambda: found() == REPLICAS, 120, said=found)
 
 
 def test_a_container_that_dies_is_started_again(deployment: Deployment) -> None:
@@ -118,10 +119,12 @@ def test_a_container_that_dies_is_started_again(deployment: Deployment) -> None:
     # The other worker answers meanwhile.
     for _ in range(5):
         assert deployment.embed("a flower") == 200
-    deadline = time.monotonic() + 90
-    while (now := deployment.host.state(victim))["Health"]["Status"] != "healthy" or now["Pid"] == was["Pid"]:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.5)
+
+    def back() -> bool:
+        now = deployment.host.state(victim)
+        return now["Health"]["Status"] == "healthy" and now["Pid"] != was["Pid"]
+
+    wait_until(back, 180, said=lambda: deployment.host.state(victim))
 
 
 def test_a_host_that_is_cut_off_returns(deployment: Deployment, photos: dict[str, bytes]) -> None:

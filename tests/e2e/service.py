@@ -22,6 +22,7 @@ from tessera.frontend.group import GROUP_VARIABLE
 from tests.forks.popen import Forked
 from tests.proc import command_line
 from tests.signals import default_signals
+from tests.waiting import wait_for_line, wait_until
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tessera-random"
@@ -81,15 +82,12 @@ class Service:
 
     def wait_workers(self, embed: int, encode: int, timeout: float = 90.0) -> None:
         """Wait until ``/health`` counts these workers, of a frontend that may not be there yet either."""
-        deadline = time.monotonic() + timeout
-        workers: object = None
-        while workers != {"embed": embed, "encode": encode}:
-            assert time.monotonic() < deadline, workers
-            time.sleep(0.1)
-            try:
-                workers = self.health()["workers"]
-            except httpx.TransportError as error:
-                workers = repr(error)
+        wait_until(
+            lambda: self.health()["workers"] == {"embed": embed, "encode": encode},
+            timeout,
+            despite=httpx.TransportError,
+            said=self.log.read_text,
+        )
 
 
 def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
@@ -150,11 +148,7 @@ def launch(
     urls = tuple(f"http://127.0.0.1:{one}" for one in own)
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log, urls)
     try:
-        deadline = time.monotonic() + 270
-        while b"tessera: ready at" not in log.read_bytes():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for_line(log, "tessera: ready at", 270, process=process)
         yield service
     finally:
         # A terminal sends Ctrl-C to the whole foreground group.

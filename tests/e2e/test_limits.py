@@ -8,7 +8,6 @@ import io
 import os
 import re
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from PIL import Image
 
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -257,10 +257,7 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
     found = error(answer, 503)
     assert "embed worker" in found["message"] or "instance" in found["message"]
     assert int(answer.headers["retry-after"]) >= 1
-    deadline = time.monotonic() + 120
-    while post(service).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: post(service).status_code == 200, 120)
 
 
 def test_text_needs_no_encode_worker(checkpoint: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection, HTTPException
@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.inputs import data_url
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -53,7 +54,7 @@ def whole(service: Service) -> Service:
 
 
 def wait_whole(service: Service) -> None:
-    until(lambda: all(known(url) == (FRONTENDS, 1) for url in (service.url, *service.frontend_urls)))
+    wait_until(lambda: all(known(url) == (FRONTENDS, 1) for url in (service.url, *service.frontend_urls)))
 
 
 def known(url: str) -> tuple[int, int]:
@@ -63,13 +64,6 @@ def known(url: str) -> tuple[int, int]:
     except httpx.TransportError:
         return 0, 0
     return said["frontends"], said["workers"]["embed"]
-
-
-def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def frontends(service: Service) -> list[int]:
@@ -155,10 +149,10 @@ def test_a_frozen_frontend_holds_up_no_new_connection(whole: Service) -> None:
         try:
             connections = opened(stack, whole, 60)
             assert victim not in owners(connections, frontends(whole))
-            until(lambda: known(whole.url) == (FRONTENDS - 1, 1))
+            wait_until(lambda: known(whole.url) == (FRONTENDS - 1, 1))
         finally:
             os.kill(victim, signal.SIGCONT)
-        until(lambda: known(whole.url) == (FRONTENDS, 1))
+        wait_until(lambda: known(whole.url) == (FRONTENDS, 1))
         assert answered(connections) == len(connections)
 
 
@@ -183,7 +177,7 @@ def test_metrics_and_status_count_all_frontends(whole: Service) -> None:
     expected = before.get(key, 0) + FRONTENDS
     for url in whole.frontend_urls:
         assert post(url, "steady", {"model": MODEL, "input": "counted"}).status_code == 200
-    until(lambda: counted(whole.url)[key] >= expected)
+    wait_until(lambda: counted(whole.url)[key] >= expected)
     for url in (whole.url, *whole.frontend_urls):
         found = counted(url)
         assert found[key] == expected
@@ -228,7 +222,7 @@ def test_a_frontend_that_is_killed_loses_its_own_connections_alone(whole: Servic
         held = owners(connections, pids)
         before = counted(whole.url)
         os.kill(pids[2], signal.SIGKILL)
-        until(lambda: f"(pid {pids[2]}) ended" in whole.log.read_text())
+        wait_until(lambda: f"(pid {pids[2]}) ended" in whole.log.read_text())
         kept = [one.answers() for one in connections]
         assert kept == [pid != pids[2] for pid in held]
         # The others take all while it is started again.
@@ -267,7 +261,9 @@ def test_a_key_has_one_rate_at_all_frontends(whole: Service) -> None:
     assert PER_MINUTE <= admitted <= PER_MINUTE + (ended - began) * PER_MINUTE / 60
     pid = frontends(whole)[0]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: frontends(whole)[0] not in (-1, pid) and known(whole.frontend_urls[0]) == (FRONTENDS, 1))
+    wait_until(
+        lambda: frontends(whole)[0] not in (-1, pid) and known(whole.frontend_urls[0]) == (FRONTENDS, 1)
+    )
     admitted = 0
     while post(whole.frontend_urls[0], "hasty", {}).status_code == 400:
         admitted += 1
@@ -286,11 +282,11 @@ def test_a_key_has_one_share_at_all_frontends(whole: Service) -> None:
             held = []
             for number, url in enumerate(whole.frontend_urls):
                 held.append(pool.submit(post, url, "greedy", body))
-                until(lambda number=number: in_flight(whole) == number + 1)
+                wait_until(lambda number=number: in_flight(whole) == number + 1)
             refused = [post(url, "greedy", body) for url in whole.frontend_urls]
             assert [answer.status_code for answer in refused] == [429] * FRONTENDS, refused[0].text
             held.append(pool.submit(post, whole.frontend_urls[0], "modest", body))
-            until(lambda: in_flight(whole) == FRONTENDS + 1)
+            wait_until(lambda: in_flight(whole) == FRONTENDS + 1)
         finally:
             os.kill(worker, signal.SIGCONT)
         assert [one.result().status_code for one in held] == [200] * (FRONTENDS + 1)

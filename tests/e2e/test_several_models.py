@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -21,6 +19,7 @@ from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.e2e.several import Several, listing, several
 from tests.signals import freeze, signal_process
+from tests.waiting import wait_for_line, wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
 
@@ -170,13 +169,12 @@ def test_a_model_without_workers_refuses_its_own_requests_alone(
 
 def until_health(url: str, status: int, said: str) -> None:
     """Wait until a frontend answers so."""
-    deadline, found = time.monotonic() + 60, None
-    while found != (status, said):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-        with suppress(httpx.TransportError):
-            answer = httpx.get(f"{url}/health")
-            found = answer.status_code, answer.json()["status"]
+
+    def found() -> tuple[int, str]:
+        answer = httpx.get(f"{url}/health")
+        return answer.status_code, answer.json()["status"]
+
+    wait_until(lambda: found() == (status, said), despite=httpx.TransportError)
 
 
 def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints: dict[str, Path]) -> None:
@@ -215,8 +213,7 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
             assert models.post("/v1/embeddings", input="a").status_code == 200
             (models.folder / "models.json").write_text("models: [")
             models.frontend.send_signal(signal.SIGHUP)
-            while "the models stay as they are" not in models.log.read_text():
-                assert models.frontend.poll() is None
+            wait_for_line(models.log, "the models stay as they are", process=models.frontend)
             assert models.post("/v1/embeddings", input="a").status_code == 200
             models.serve(pictures, {**texts, "served_model_names": [TEXTS, "another"]}, reranker)
             for name in (TEXTS, RERANKER):
@@ -224,8 +221,10 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
             assert width(models.post("/v1/embeddings", model="another", input="a")) == TINY.hidden
             broken = listing("broken", models.folder, 3)
             models.serve(pictures, texts, reranker, broken)
-            while "cannot be opened" not in models.health("broken").get("status", ""):
-                assert models.frontend.poll() is None
+            wait_until(
+                lambda: "cannot be opened" in models.health("broken").get("status", ""),
+                process=models.frontend,
+            )
             assert models.post("/v1/embeddings", model="broken", input="a").status_code == 503
             models.serve(pictures, texts, reranker)
             models.wait("broken", status=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from tessera.engine.lanes import Lanes
 from tessera.launched import Launched
 from tests.torch_threads import torch_threads
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -26,13 +26,6 @@ def lanes() -> Iterator[Lanes]:
 
 def run(lanes: Lanes, work: Callable[[Any], Any], pieces: list[int], sizes: list[int]) -> list[Any]:
     return Launched.of_futures(lanes.start(work, pieces, sizes), list).result()
-
-
-def until_idle(lanes: Lanes) -> None:
-    """A result is there a moment before its piece is counted as done."""
-    deadline = time.monotonic() + 30
-    while lanes.busy:
-        assert time.monotonic() < deadline
 
 
 def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
@@ -122,7 +115,8 @@ def test_a_batch_begins_while_the_last_piece_of_the_one_before_runs(lanes: Lanes
     held.set()
     assert told.wait(30) and first.result() == [7]
     assert first.done()
-    until_idle(lanes)
+    # A result is there a moment before its piece is counted as done.
+    wait_until(lambda: not lanes.busy)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,8 @@ def test_behind_others_each_lane_must_have_a_piece(lanes: Lanes) -> None:
     assert lanes.suit([9, 1, 1]) and not lanes.suit([1, 1])
     held.set()
     wait(running)
-    until_idle(lanes)
+    # A result is there a moment before its piece is counted as done.
+    wait_until(lambda: not lanes.busy)
     assert not lanes.suit([9, 1, 1])
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import httpx
 
 from tests.e2e.service import MODEL, free_ports
 from tests.forks.popen import Forked
+from tests.waiting import wait_until
 
 MOST_TURN_MS = 100.0
 """Of ``longest_turn_ms``, whatever comes within the limits."""
@@ -84,11 +84,7 @@ def frontend_process(
         process = Forked(command, env=settings, stderr=errors)
     try:
         with httpx.Client(base_url=url, timeout=30, verify=False) as client:
-            deadline = time.monotonic() + 60
-            while not _answers(client):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, "the frontend does not answer"
-                time.sleep(0.05)
+            wait_until(lambda: _answers(client), process=process, said=log.read_text)
             yield Alone(client, process, log)
     finally:
         process.send_signal(signal.SIGTERM)

@@ -18,6 +18,7 @@ import pytest
 from tests.distribution import install
 from tests.e2e.service import ROOT, free_ports
 from tests.frontend.alone import Alone, frontend_process
+from tests.waiting import wait_for_line
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
@@ -62,7 +63,7 @@ def test_a_door_listens_before_http_and_is_drained_and_closed_with_the_service(
             assert answers.readline() == b"who is there\n"
             alone.process.send_signal(signal.SIGTERM)
             # Who has knocked already is answered, and nobody else.
-            wait_for(alone, "nobody else may knock")
+            wait_for_line(alone.log, "nobody else may knock")
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=30)
             late.sendall(b"me\n")
@@ -72,14 +73,6 @@ def test_a_door_listens_before_http_and_is_drained_and_closed_with_the_service(
         log = alone.log.read_text()
         places = [log.index(words) for words in said]
         assert places == sorted(places)
-
-
-def wait_for(alone: Alone, words: str) -> None:
-    for _ in range(600):
-        if words in alone.log.read_text():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError(alone.log.read_text())
 
 
 def test_a_door_says_which_paths_wait_and_which_need_no_key(

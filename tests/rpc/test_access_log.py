@@ -18,7 +18,8 @@ from tessera.logs import JsonFormatter, count, note
 from tessera.rpc import Server
 from tessera.worker import access_log as module
 from tessera.worker.access_log import AccessLog
-from tests.rpc.conftest import INFO, Deployment, echo, echoed, until
+from tests.rpc.conftest import INFO, Deployment, echo, echoed
+from tests.waiting import until
 
 Lines = list[dict[str, Any]]
 

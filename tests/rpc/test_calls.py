@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import time
 
 import pytest
 
@@ -20,8 +19,9 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
-from tests.rpc.conftest import Deployment, echo, echoing, until
+from tests.rpc.conftest import Deployment, echo, echoing
 from tests.signals import freeze
+from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -238,8 +238,10 @@ async def test_calls_leave_no_tasks_behind(deployment: Deployment) -> None:
     await calls(500)
     before = alive()
     await calls(2000)
-    deadline = time.monotonic() + 20
+
+    def as_before() -> bool:
+        tasks, futures = alive()
+        return tasks <= before[0] + 2 and futures <= before[1] + 20
+
     # The runtime's threads let go of the last ones when they come to run next.
-    while (after := alive())[0] > before[0] + 2 or after[1] > before[1] + 20:
-        assert time.monotonic() < deadline, (before, after)
-        await asyncio.sleep(0.1)
+    await until(as_before, said=lambda: (before, alive()))

@@ -16,7 +16,8 @@ import pytest
 from tessera.errors import DiscoveryLost
 from tessera.rpc import Client, Peers, RpcSettings, Runtime, Server, until_back
 from tests.e2e.faults.stores import Etcd, Nats
-from tests.rpc.conftest import Deployment, echoing, until
+from tests.rpc.conftest import Deployment, echoing
+from tests.waiting import until
 
 CONFIG = RpcSettings(namespace="lost", discovery_backend="etcd")
 

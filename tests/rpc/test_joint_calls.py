@@ -13,9 +13,10 @@ from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, InvalidInput, Unavailable
 from tessera.rpc import Client, Server
 from tessera.rpc import client as client_module
-from tests.rpc.conftest import Deployment, echo, echoed, until
+from tests.rpc.conftest import Deployment, echo, echoed
 from tests.tracing.collector import Collector
 from tests.tracing.conftest import collector as collector
+from tests.waiting import until
 
 KIB = 1 << 10
 

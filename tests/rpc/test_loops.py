@@ -12,7 +12,8 @@ from tessera import wire
 from tessera.rpc import Client, Peers, Runtime, Server
 from tessera.tasks import KEEPER
 from tests.loops import Switch, fails_and_goes_on, quick
-from tests.rpc.conftest import Deployment, echoing, until
+from tests.rpc.conftest import Deployment, echoing
+from tests.waiting import until
 
 __all__ = ["quick"]
 

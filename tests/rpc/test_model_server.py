@@ -12,7 +12,8 @@ import pytest
 
 from tessera import errors
 from tessera.rpc import ModelServer
-from tests.rpc.conftest import Deployment, until
+from tests.rpc.conftest import Deployment
+from tests.waiting import until
 
 NAME = "some-model"
 ANSWER = {"object": "list", "data": [], "model": NAME}

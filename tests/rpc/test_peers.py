@@ -12,8 +12,9 @@ import pytest
 from tessera import wire
 from tessera.errors import EngineFailed, Unavailable
 from tessera.rpc import Client, Peers
-from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
+from tests.rpc.conftest import INFO, Deployment, echo, echoing
 from tests.signals import freeze
+from tests.waiting import until
 
 
 def check(info: wire.WorkerInfo) -> str | None:

@@ -10,7 +10,8 @@ import pytest
 from tessera import wire
 from tessera.errors import ProtocolError, Unavailable
 from tessera.rpc.pieces import PIECE_BYTES, Cut, Joined
-from tests.rpc.conftest import Deployment, echo, echoed, until
+from tests.rpc.conftest import Deployment, echo, echoed
+from tests.waiting import until
 
 MIB = 1 << 20
 

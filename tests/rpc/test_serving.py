@@ -15,7 +15,8 @@ from tessera import wire
 from tessera.errors import ConfigError
 from tessera.rpc import RpcSettings, Runtime
 from tests.e2e.service import free_ports
-from tests.rpc.conftest import Deployment, echo, echoed, echoing, until
+from tests.rpc.conftest import Deployment, echo, echoed, echoing
+from tests.waiting import until
 
 
 def listing(deployment: Deployment) -> list[Path]:
@@ -139,9 +140,11 @@ async def test_health_says_no_while_the_worker_drains(
         assert (await http.get("/health")).status_code == 200
         await asyncio.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
-            while (await http.get("/health")).status_code != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+
+        async def draining() -> bool:
+            return (await http.get("/health")).status_code == 503
+
+        await until(draining)
         assert not call.done()
     call.cancel()
     assert await asyncio.wait_for(process.wait(), 20) == 0

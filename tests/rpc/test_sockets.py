@@ -7,7 +7,8 @@ import socket
 from contextlib import suppress
 
 from tessera.rpc.runtime import own_sockets, send_at_once
-from tests.rpc.conftest import Deployment, echo, echoing, until
+from tests.rpc.conftest import Deployment, echo, echoing
+from tests.waiting import until
 
 
 def at_once(connection: socket.socket) -> bool:

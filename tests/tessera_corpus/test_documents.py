@@ -34,6 +34,7 @@ from tessera_corpus.pdf import Drawing as PageDrawing
 from tessera_corpus.pdf import Drawn, Known, PdfMode, PictureFormat, Refusal, Renderers, Task, Trait
 from tessera_corpus.words import Words
 from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream, unembedded
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.confines
 
@@ -310,14 +311,10 @@ def busy(drawing: Drawing) -> int:
     def ticks(pid: int) -> int:
         return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
-    while True:
-        for pid in renderers(drawing):
-            try:
-                if ticks(pid) > 30:
-                    return pid
-            except OSError:
-                continue
-        time.sleep(0.01)
+    def working() -> list[int]:
+        return [pid for pid in renderers(drawing) if ticks(pid) > 30]
+
+    return wait_until(working, despite=OSError)[0]
 
 
 def test_a_page_that_holds_its_renderer_is_one_failure(make: Make) -> None:

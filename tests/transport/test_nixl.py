@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.signals import freeze
+from tests.waiting import until
 from transport_peer import BLOCK_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
@@ -150,12 +151,11 @@ async def test_an_idle_agents_threads_sleep(make_outbox: Callable[..., Outbox]) 
     before = set(os.listdir("/proc/self/task"))
     make_outbox(transport="nixl")
     began = set(os.listdir("/proc/self/task")) - before
-    asleep: set[str] = set()
-    async with asyncio.timeout(20):
-        while asleep != began:
-            await asyncio.sleep(0.01)
-            began &= set(os.listdir("/proc/self/task"))
-            asleep = {thread for thread in began if state(thread) == "S"}
+
+    def asleep() -> bool:
+        return {state(thread) for thread in began & set(os.listdir("/proc/self/task"))} <= {"S", ""}
+
+    await until(asleep)
 
 
 def state(thread: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.waiting import until
 
 from tessera.errors import HandOffError, Overloaded
 from tessera.transport.slab.geometry import Geometry
@@ -126,9 +127,7 @@ async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
     slab.sweep = odd  # type: ignore[method-assign]
     slab.lease(slot, "shm", "encoder-1")
     slab.memory.ack[slot.block] = slot.lease
-    async with asyncio.timeout(20):
-        while slab._timer is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: slab._timer is None)
     assert len(failed) == 1 and slab._leased == {}
 
 

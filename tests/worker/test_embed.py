@@ -34,7 +34,7 @@ from tessera.transport.lending import inline_handle
 from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import EncodedImage, ImageRows
 from tessera.worker.metrics import WorkerMetrics
-from tests.rpc.conftest import until
+from tests.waiting import until
 from tests.worker.conftest import TILE_ROWS, SummingText, picture, vision_of, worker_info
 
 

@@ -6,11 +6,13 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests import waiting
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import PAUSE, Known, traffic
 from tests.e2e.service import MODEL, Service
@@ -21,17 +23,8 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mar
 WAIT = 90.0
 
 
-async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
-    """Wait for it; a process that does not answer yet is as good as false."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if condition():
-                return
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.05)
+# A process that does not answer yet is as good as false.
+until = partial(waiting.until, seconds=WAIT, despite=httpx.HTTPError)
 
 
 async def whole(deployment: Deployment) -> None:
@@ -47,7 +40,7 @@ async def whole(deployment: Deployment) -> None:
                 return False
         return True
 
-    await until(complete, what="a process did not come back")
+    await until(complete)
     await idle(deployment.service, encode=ENCODE, embed=EMBED)
 
 
@@ -55,13 +48,13 @@ async def idle(service: Service, *, encode: Sequence[int], embed: Sequence[int])
     """Nothing is admitted, queued, lent or under way: no frontend, and no worker at these positions."""
     for worker in encode:
         for name in ("tessera_slab_leases", "tessera_slab_used_bytes", "tessera_slab_waiting"):
-            await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
+            await until(lambda w=worker, n=name: not service.worker_metric(w, n))
         await until(lambda w=worker: not service.worker_metric(w, "tessera_units_in_flight"))
     for worker in embed:
         for name in ("tessera_tokens_in_flight", "tessera_queued"):
-            await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
+            await until(lambda w=worker, n=name: not service.worker_metric(w, n))
     for name in ("tessera_admitted_tokens", "tessera_admitted_response_bytes", "tessera_requests_in_flight"):
-        await until(lambda n=name: not service.frontend_metric(n), what=name)
+        await until(lambda n=name: not service.frontend_metric(n))
 
 
 async def whole_again(deployment: Deployment) -> None:
@@ -81,7 +74,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
             signal_process(pid, signal.SIGKILL)
             # The dead one stays listed until its lease runs out: the new one is what counts.
             await asyncio.sleep(1.0)
-            await until(lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again")
+            await until(lambda p=pid, w=worker: replaced(deployment, w, p))
             await whole_again(deployment)
     assert running.errors == [] and running.scores
     running.figures("four workers killed in turn", faults[0])

@@ -31,6 +31,7 @@ from tests.e2e.service import free_ports
 from tests.e2e.serving import Serve
 from tests.proc import command_line
 from tests.signals import signal_process
+from tests.waiting import until
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "10"))
 # Of one client. Without it the short run took both processors, and each change waited for them.
@@ -155,10 +156,12 @@ def is_whole(serve: Serve, *names: str) -> bool:
 
 
 async def whole(serve: Serve, *names: str) -> None:
-    deadline = time.monotonic() + 120
-    while not await asyncio.to_thread(is_whole, serve, *names):
-        assert serve.process.poll() is None and time.monotonic() < deadline, serve.log.read_text()[-4000:]
-        await asyncio.sleep(0.2)
+    await until(
+        lambda: asyncio.to_thread(is_whole, serve, *names),
+        120,
+        process=serve.process,
+        said=lambda: serve.log.read_text()[-4000:],
+    )
 
 
 def pages(serve: Serve) -> list[str]:
@@ -257,10 +260,11 @@ async def stir(serve: Serve, seconds: float, chance: random.Random, live: set[in
 
 async def idle(serve: Serve) -> None:
     """Wait until no process holds anything."""
-    deadline = time.monotonic() + 60
-    while kept := [kept for page in await asyncio.to_thread(pages, serve) if (kept := held(page))]:
-        assert time.monotonic() < deadline, kept
-        await asyncio.sleep(0.5)
+
+    async def free() -> bool:
+        return not any(map(held, await asyncio.to_thread(pages, serve)))
+
+    await until(free, said=lambda: list(map(held, pages(serve))))
 
 
 async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> None:
@@ -276,16 +280,17 @@ async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> N
         reports.append(await stir(serve, SECONDS / PARTS, chance, set(live.values()), changes=changes))
         await idle(serve)
         sizes.append({name: Size.of(pid) for name, pid in live.items()})
-    deadline = time.monotonic() + 60
+
+    def grown() -> dict[str, tuple[Size, Size]]:
+        return {
+            name: (sizes[0][name], now)
+            for name, pid in live.items()
+            if (now := Size.of(pid)).private_mb > MOST_GROWTH * sizes[0][name].private_mb
+            or now.files > sizes[0][name].files + 4
+        }
+
     # Connections to processes that are gone take their time to close.
-    while grown := {
-        name: (sizes[0][name], now)
-        for name, pid in live.items()
-        if (now := Size.of(pid)).private_mb > MOST_GROWTH * sizes[0][name].private_mb
-        or now.files > sizes[0][name].files + 4
-    }:
-        assert time.monotonic() < deadline, grown
-        await asyncio.sleep(1.0)
+    await until(lambda: not grown(), said=grown)
     print(f"{SECONDS:.0f} s, no errors:", *reports, sep="\n")
     for name, pid in live.items():
         print(f"{name}: {', '.join(str(size[name]) for size in sizes)}, now {Size.of(pid)}")

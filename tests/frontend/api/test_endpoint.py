@@ -18,7 +18,7 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 LIMIT = 1000
 SECONDS = 0.3

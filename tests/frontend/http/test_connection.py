@@ -24,7 +24,7 @@ from tessera.frontend.http.connection import Answer, ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.http.tls import Certificate
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)
 LARGE = 64 << 20

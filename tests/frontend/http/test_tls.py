@@ -19,7 +19,7 @@ from tessera.frontend.http import connection, tls
 from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate, TlsSettings
 from tests.authority import Authority, needs_openssl
 from tests.frontend.http.test_connection import LARGE, LIMITS, Running, served
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 pytestmark = needs_openssl
 

@@ -13,6 +13,7 @@ from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.fetch import Fetcher, SystemResolver, bound_look_ups
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
+from tests.waiting import until
 
 SECRET = "token=hunter2"
 
@@ -396,8 +397,7 @@ async def test_a_clients_slow_hosts_leave_fetches_to_others() -> None:
         slow = [get("slow", "alice") for _ in range(100)]
         for _ in range(20):
             assert await get("fast", "bob") == b"x"
-        while len(waiting) < 16:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: len(waiting) >= 16)
         assert await asyncio.gather(*(get("fast", "bob") for _ in range(100))) == [b"x"] * 100
         # All of alice's are still there, a quarter of the fetches in progress.
         assert len(waiting) == 16

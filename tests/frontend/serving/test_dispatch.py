@@ -20,7 +20,8 @@ from tessera.models.base import Output, OutputKind, Outputs
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.lending import inline_handle
-from tests.rpc.conftest import INFO, Deployment, deployment, store, until
+from tests.rpc.conftest import INFO, Deployment, deployment, store
+from tests.waiting import until
 
 __all__ = ["deployment", "store"]
 
