@@ -129,20 +129,22 @@ async def _objects_end(holdings: Holdings, before: Counter[str], first: Counter[
     A connection that was refused lingers for some seconds, and the last objects of a kind may be kept until
     the next ones come. What grew with calls that went well, from ``before`` to ``first``, is in a cache.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _LINGER_SECONDS
-    while True:
+
+    async def more() -> dict[str, str]:
         now = await holdings.objects()
-        more = {
+        return {
             kind: f"{first[kind]}, then {now[kind]}"
             for kind in now
             if now[kind] - first[kind] > _SPARE_OBJECTS and first[kind] - before[kind] < _FIRST_CALLS
         }
-        if not more:
-            return
-        if loop.time() > deadline:
-            raise LeftBehind(f"{where}: there are more objects: {more}")
-        await asyncio.sleep(0.2)
+
+    async def gone() -> bool:
+        return not await more()
+
+    try:
+        await until(gone, _LINGER_SECONDS)
+    except AssertionError as error:
+        raise LeftBehind(f"{where}: there are more objects: {await more()}") from error
 
 
 async def _quiet(steps: TaskSteps) -> None:

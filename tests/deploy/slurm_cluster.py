@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tests.waiting import wait_until
 # Addresses for tests of other networks (RFC 2544), which no real host should have.
 NETWORK = "198.18.77"
 COUNT = 3
-STARTED_SECONDS = 30
+STARTED_SECONDS = 60
 _UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "unshare", "nsenter")
 
@@ -228,12 +227,11 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
                 _daemon(*inside, command, "sh", hosts, node, environment=environment, log=log)
             )
         cluster = Cluster(nodes, environment)
-        deadline = time.monotonic() + STARTED_SECONDS
-        while _idle(environment) < len(nodes):
-            if time.monotonic() > deadline:
-                logs = "".join(path.read_text() for path in folder.glob("*.log"))
-                pytest.skip(f"Slurm does not start here: {log.read_text()}{logs}"[-3000:])
-            time.sleep(0.2)
+        try:
+            wait_until(lambda: _idle(environment) >= len(nodes), STARTED_SECONDS)
+        except AssertionError:
+            logs = "".join(path.read_text() for path in folder.glob("*.log"))
+            pytest.skip(f"Slurm does not start here: {log.read_text()}{logs}"[-3000:])
         yield cluster
 
 

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,24 +155,19 @@ def test_a_frontend_that_is_cut_off_returns(deployment: Deployment) -> None:
 def test_what_is_in_flight_is_answered_when_all_is_stopped(deployment: Deployment) -> None:
     deployment.until("a flower", 200)
     host = deployment.host
-    statuses: list[int] = []
-    thread = None
-    # As many texts as it takes to see them in flight: far fewer than the 30 s of a drain are enough for.
-    for count in (200, 400, 800, 1600):
-        texts = [f"flower number {number} " * 100 for number in range(count)]
-        thread = threading.Thread(
-            target=lambda given: statuses.append(deployment.embed(given)), args=(texts,)
-        )
-        statuses.clear()
-        thread.start()
-        while thread.is_alive() and IN_FLIGHT not in host.ask(PORTS[0], "/metrics")[1]:
-            pass
-        if thread.is_alive():
-            break
-    assert thread is not None and thread.is_alive(), statuses
-    deployment.compose("stop")
-    thread.join()
-    assert statuses == [200]
+    with ThreadPoolExecutor(1) as pool:
+        # As many texts as it takes to see them in flight: far fewer than the 30 s of a drain are enough for.
+        for count in (200, 400, 800, 1600):
+            texts = [f"flower number {number} " * 100 for number in range(count)]
+            answer = pool.submit(deployment.embed, texts)
+            wait_until(
+                lambda asked=answer: asked.done() or IN_FLIGHT in host.ask(PORTS[0], "/metrics")[1]  # type: ignore[misc]
+            )
+            if not answer.done():
+                break
+        assert not answer.done(), answer.result()
+        deployment.compose("stop")
+        assert answer.result() == 200
     for service, count in REPLICAS.items():
         for number in range(1, count + 1):
             state = host.state(deployment.container(service, number))

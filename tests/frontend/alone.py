@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,13 @@ class Alone:
         """Begin to count ``peak_bytes`` anew, and give what it is now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.peak_bytes
+
+    @property
+    def in_flight(self) -> int:
+        """The requests that have a place; asking for it takes none, and no key where it is open."""
+        metrics = self.http.get("/metrics").raise_for_status().text
+        (value,) = re.findall(r"^tessera_requests_in_flight (\S+)$", metrics, re.MULTILINE)
+        return int(float(value))
 
     @property
     def longest_turn_ms(self) -> float:
