@@ -20,6 +20,8 @@ T = TypeVar("T")
 SECONDS = 60.0
 # Pauses grow, because what is waited for needs the processor.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
+# Tasks that call each other in a row take a few turns for each step.
+_TURNS = 100
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 Process = subprocess.Popen[Any]
@@ -80,6 +82,15 @@ def wait_for_line(
             f"{text!r} is not in {log}: {log.read_text(errors='replace')[-8000:] if log.exists() else ''}"
         ),
     )
+
+
+async def all_turns() -> None:
+    """Let tasks of this loop run for as far as they come without waiting.
+
+    A short sleep may be over after one turn: on a busy machine this process may not run meanwhile.
+    """
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 class _Wait:

@@ -170,7 +170,7 @@ def _daemon(*words: str | Path, environment: dict[str, str], log: Path) -> Itera
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

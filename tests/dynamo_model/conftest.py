@@ -66,7 +66,7 @@ def stock_frontend(python: str, store: Path, log: Path, models: Sequence[str]) -
     finally:
         process.terminate()
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -73,7 +73,7 @@ def prometheus(service: Service, folder: Path) -> Iterator[Prometheus]:
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 def _ready(url: str) -> bool:

@@ -226,7 +226,7 @@ def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
     )
     wait_until(lambda: len(group_members(process.pid)) >= 4)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=60) == 130
     assert lasting_members(process.pid) == []
     assert list(scratch.iterdir()) == []
 
@@ -306,7 +306,7 @@ def answers_again(service: Service) -> None:
     def answers() -> bool:
         try:
             body = {"model": MODEL, "input": "again"}
-            return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30).status_code == 200
+            return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 

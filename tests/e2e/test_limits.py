@@ -75,7 +75,7 @@ def image(source: str) -> list[dict[str, Any]]:
 
 def post(service: Service, value: Any = "hello", **fields: Any) -> httpx.Response:
     body = {"model": MODEL, "input": value} | fields
-    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30)
+    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=60)
 
 
 def error(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_body_that_does_not_say_how_large_it_is(service: Service) -> None:
             yield b"x" * 16384
         yield b'"}'
 
-    response = httpx.post(f"{service.url}/v1/embeddings", content=endless(), timeout=30)
+    response = httpx.post(f"{service.url}/v1/embeddings", content=endless(), timeout=60)
     assert "the 524288 bytes" in error(response, 413)["message"]
 
 
@@ -187,7 +187,7 @@ async def bursts(one: Callable[[int], Awaitable[httpx.Response]], count: int) ->
 
 async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Service) -> None:
     text = " ".join(f"w{index}" for index in range(120))
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as client:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=200)) as client:
 
         async def one(index: int) -> httpx.Response:
             body = {"model": MODEL, "input": [f"{index} {text}"] * 4}
@@ -205,7 +205,7 @@ async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Ser
 
 
 async def test_a_burst_of_images_is_refused_and_passes(service: Service) -> None:
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as client:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=200)) as client:
 
         async def one(index: int) -> httpx.Response:
             body = {"model": MODEL, "input": [image(url((16, 16), seed=index))]}
@@ -233,7 +233,7 @@ def test_a_worker_that_is_frozen_costs_no_more_than_the_deadline(service: Servic
 async def test_work_that_a_frozen_worker_had_begun_ends_with_504(service: Service) -> None:
     worker = service.pids()[1]
     text = " ".join(f"x{index}" for index in range(60))
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         body = {"model": MODEL, "input": [text] * 8}
         calls = [
             asyncio.ensure_future(client.post(f"{service.url}/v1/embeddings", json=body)) for _ in range(2)

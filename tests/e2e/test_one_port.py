@@ -61,7 +61,7 @@ def wait_whole(service: Service) -> None:
 def known(url: str) -> tuple[int, int]:
     """The frontends and the embed workers that a frontend tells of; zeros where none answers."""
     try:
-        said = httpx.get(f"{url}/health", timeout=10).json()
+        said = httpx.get(f"{url}/health", timeout=60).json()
     except httpx.TransportError:
         return 0, 0
     return said["frontends"], said["workers"]["embed"]
@@ -132,7 +132,7 @@ def opened(stack: ExitStack, service: Service, count: int) -> list[Connection]:
 
 def post(url: str, key: str, body: object) -> httpx.Response:
     headers = {"authorization": f"Bearer {KEYS[key]}"}
-    return httpx.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=30)
+    return httpx.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=60)
 
 
 def test_each_frontend_takes_its_part_of_the_connections(whole: Service) -> None:
@@ -159,7 +159,7 @@ def test_a_frozen_frontend_holds_up_no_new_connection(whole: Service) -> None:
 
 def counted(url: str) -> dict[str, float]:
     """Counters and histograms, by name and labels."""
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=60).text)
     return {
         f"{sample.name} {sorted(sample.labels.items())}": sample.value
         for family in families
@@ -308,7 +308,7 @@ def test_a_key_has_one_share_at_all_frontends(whole: Service) -> None:
 
 def in_flight(service: Service) -> int:
     """Requests whose tokens the frontends have counted."""
-    families = text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=30).text)
+    families = text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=60).text)
     (tokens,) = (
         sample.value
         for family in families

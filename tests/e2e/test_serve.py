@@ -96,7 +96,7 @@ def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Pa
         said = f"something listens on 127.0.0.1:{port} already: a Tessera with pid {process.pid}"
         assert second.returncode == 1 and said in second.stderr
         process.kill()
-        process.wait(20)
+        process.wait(60)
         assert lasting_members(process.pid) == []
         # The port is free.
         socket.create_server(("127.0.0.1", port)).close()

@@ -91,7 +91,7 @@ def frontend_process(
     with log.open("wb") as errors:
         process = Forked(command, env=settings, stderr=errors)
     try:
-        with httpx.Client(base_url=url, timeout=30, verify=False) as client:
+        with httpx.Client(base_url=url, timeout=60, verify=False) as client:
             wait_until(lambda: _answers(client), process=process, said=log.read_text)
             yield Alone(client, process, log)
     finally:

@@ -81,7 +81,7 @@ def supervising(
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def ignored_by(pid: int) -> int:
@@ -110,7 +110,7 @@ def test_children_ignore_what_a_terminal_sends_and_nothing_else(tmp_path: Path) 
 def test_each_signal_has_its_status(tmp_path: Path, number: signal.Signals) -> None:
     with supervising(tmp_path, [["one", "agg", *SLEEP]]) as (process, _):
         process.send_signal(number)
-        assert process.wait(20) == 128 + number
+        assert process.wait(60) == 128 + number
 
 
 def test_what_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
 
 
 def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: P
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert log.read_text().split() == ["a", "ends", "b", "ends", "c", "ends"]
         assert beside.read_text() == "it ends\n" and beside.stat().st_mtime > log.stat().st_mtime
 
@@ -150,7 +150,7 @@ def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> 
         wait_until(lambda: command_line(frozen) == SLEEP)
         freeze(frozen)
         process.terminate()
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
         assert log.read_text() == "tessera: killing what has not ended after 1 s\n"
 
 
@@ -218,7 +218,7 @@ def test_a_terminal_that_is_closed_ends_what_reads_its_file_again_too(tmp_path: 
         process.send_signal(signal.SIGHUP)
         wait_until(lambda: told() == 1)
         os.close(master)
-        assert process.wait(20) == 128 + signal.SIGHUP
+        assert process.wait(60) == 128 + signal.SIGHUP
         assert told() == 1
     finally:
         process.kill()
@@ -243,7 +243,7 @@ def test_what_kills_the_launcher_ends_its_children(tmp_path: Path) -> None:
         wait_until(lambda: all("bound.py" not in " ".join(command_line(pid)) for pid in started))
         freeze(started[0])
         process.kill()
-        process.wait(20)
+        process.wait(60)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 

@@ -95,7 +95,7 @@ class Deployment:
 
         self._cleanup.append(stop)
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         assert line.startswith(b"serving"), line
         return process
 

@@ -57,7 +57,7 @@ async def test_discovery_is_followed_after_an_error(
     server = await deployment.serve(echoing)
     peers = Peers(await Client.connect(runtime, server.address), lambda _: None)
     try:
-        assert await peers.wait(10)
+        assert await peers.wait(60)
         second: list[Server] = []
 
         def two() -> bool:

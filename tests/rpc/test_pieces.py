@@ -121,8 +121,8 @@ async def test_a_reply_that_breaks_off_can_be_asked_for_again(deployment: Deploy
     await until(client.instances)
     (instance,) = client.instances()
     # A short one goes through.
-    await client.call(instance, echo(), timeout=30)
+    await client.call(instance, echo(), timeout=60)
     with pytest.raises(Unavailable):
-        await client.call(instance, echo(20 * MIB), timeout=30)
+        await client.call(instance, echo(20 * MIB), timeout=60)
     assert await process.wait() == -9
     assert client.under_way == 0

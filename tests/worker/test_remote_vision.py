@@ -259,7 +259,7 @@ async def test_no_encode_worker_is_said_plainly(
     if stopped:
         stop.set()
     with pytest.raises(Unavailable, match="no encode worker"):
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
     await vision.close()
 
 
