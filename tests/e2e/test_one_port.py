@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.inputs import data_url
 from tests.e2e.service import MODEL, Service, launch
+from tests.proc import open_files
 from tests.signals import freeze
 from tests.waiting import wait_until
 
@@ -98,11 +99,7 @@ def owners(connections: list[Connection], pids: list[int]) -> list[int]:
     """The process that has taken each connection."""
     holders = {}
     for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                holders[os.readlink(entry)] = pid
-            except FileNotFoundError:
-                continue
+        holders |= dict.fromkeys(open_files(pid), pid)
     # The other end's line in the table of connections names this end second.
     inodes = {}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

@@ -192,8 +192,7 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
                 statuses.add(client.post("/v1/embeddings", json=body).status_code)
 
     with ThreadPoolExecutor(2) as pool:
-        for number in range(2):
-            pool.submit(ask, number)
+        asking = [pool.submit(ask, number) for number in range(2)]
         try:
             models.serve(
                 pictures, texts, listing("later", checkpoints[RERANKER], 2, loading="is being downloaded")
@@ -230,7 +229,7 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
             models.wait("broken", status=None)
         finally:
             done.set()
-    assert statuses == {200}
+    assert [one.result() for one in asking] == [None, None] and statuses == {200}
     metrics = httpx.get(f"{models.url}/metrics").text
     gauges = [line for line in metrics.splitlines() if line.startswith("tessera_workers{")]
     assert len(gauges) == 6 and not any("later" in line or "broken" in line for line in gauges)

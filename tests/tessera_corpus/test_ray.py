@@ -20,6 +20,7 @@ from benchmarks.corpus import Corpus, differences, make_corpus, read
 from benchmarks.ports import free_ports
 from benchmarks.proc import below
 
+from tests.proc import command_line, open_files
 from tests.waiting import wait_until
 
 AT_MOST = ["--ray-readers", "2", "--ray-engines", "2"]
@@ -141,7 +142,9 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     assert f"{after} done before" in said and "1 failed" in said
     # That cluster stays, and has nothing of the run.
     wait_until(lambda: not any(_actors(cluster.head.pid, name) for name in ("Reader", "EngineActor")))
-    assert cluster.head.poll() is None and any("raylet" in _title(pid) for pid in below(cluster.head.pid))
+    assert cluster.head.poll() is None and any(
+        "raylet" in " ".join(command_line(pid)) for pid in below(cluster.head.pid)
+    )
     _gone(started)
     wrong, cosine, _ = differences(plain, out)
     assert not wrong and cosine >= 0.9999
@@ -177,21 +180,15 @@ def _parts(out: Path) -> set[Path]:
 
 def _actors(pid: int, name: str) -> list[int]:
     """The actors of a stage: Ray names a process for what it does."""
-    return [one for one in below(pid) if _title(one).startswith("ray::") and name in _title(one)]
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    titles = {one: " ".join(command_line(one)) for one in below(pid)}
+    return [one for one, title in titles.items() if title.startswith("ray::") and name in title]
 
 
 def _gone(pids: Iterable[int]) -> None:
     """Wait until processes have ended; a number that something else has by now is none of Ray's."""
 
     def left() -> list[str]:
-        titles = map(_title, pids)
+        titles = (" ".join(command_line(pid)) for pid in pids)
         return [title for title in titles if "ray" in title or "tessera" in title]
 
     wait_until(lambda: not left(), 180, said=left)
@@ -201,8 +198,7 @@ def _addresses(pids: Iterable[int]) -> set[str]:
     """Where processes listen for TCP."""
     own = set()
     for pid in pids:
-        with suppress(OSError):
-            own |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+        own |= set(open_files(pid))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.e2e.faults.conftest import Deployment
 from tests.e2e.faults.hang_ups import Route, Target, answered, hang_ups, held, routes
 from tests.e2e.service import MODEL, free_ports
 from tests.e2e.serving import Serve
+from tests.proc import open_files
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
@@ -29,7 +29,7 @@ WAIT = 30.0
 
 
 def descriptors(pids: Sequence[int]) -> int:
-    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+    return sum(len(open_files(pid)) for pid in pids)
 
 
 def leave(

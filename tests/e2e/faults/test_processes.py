@@ -16,6 +16,7 @@ from tests import waiting
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import PAUSE, Known, traffic
 from tests.e2e.service import MODEL, Service
+from tests.proc import environment
 from tests.signals import freeze, signal_process
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mark.timeout(600)]
@@ -83,15 +84,9 @@ async def test_workers_killed_one_after_another_are_not_noticed(
 
 def named(deployment: Deployment, worker: int) -> int:
     """The process of a worker by the port in its environment, however often it was started again."""
-    port = f"DYN_SYSTEM_PORT={deployment.service.worker_ports[worker]}".encode()
-    for pid in deployment.service.pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                if port in environ.read().split(b"\0"):
-                    return pid
-        except OSError:
-            continue
-    return -1
+    port = str(deployment.service.worker_ports[worker])
+    pids = deployment.service.pids()
+    return next((pid for pid in pids if environment(pid).get("DYN_SYSTEM_PORT") == port), -1)
 
 
 def replaced(deployment: Deployment, worker: int, old: int) -> bool:
@@ -196,8 +191,7 @@ def cancelled_items(deployment: Deployment, worker: int) -> float:
 
 def store_of(service: Service) -> Path:
     """The discovery directory."""
-    environment = Path(f"/proc/{service.pids()[0]}/environ").read_bytes().decode().split("\0")
-    return Path(next(entry for entry in environment if entry.startswith("DYN_FILE_KV="))[12:])
+    return Path(environment(service.pids()[0])["DYN_FILE_KV"])
 
 
 def forget_embed_workers(service: Service) -> int:
