@@ -15,8 +15,13 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
+def title(pid: int) -> str:
+    """Its command line in one piece, which some processes change to what they do."""
+    return " ".join(command_line(pid))
+
+
 def environment(pid: int) -> dict[str, str]:
-    """The variables that it was started with; none of a process that has ended, or begins or ends just now."""
+    """The variables that it was started with; none of one that has ended, or begins or ends just now."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:

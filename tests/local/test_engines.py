@@ -18,7 +18,7 @@ from tessera.local.engines import Engines
 from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.models.base import Role
-from tests.proc import command_line
+from tests.proc import title
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local"), pytest.mark.usefixtures("forks")]
 
@@ -53,9 +53,7 @@ async def test_texts_and_images_go_in_and_rows_come_out_also_after_a_kill() -> N
         }
         assert vectors.tokens[0] and vectors.tokens[4] > vectors.tokens[0]
         assert (await engines.usage()).images
-        (engine,) = [
-            pid for pid in below(os.getpid()) if "local.engine_process" in " ".join(command_line(pid))
-        ]
+        (engine,) = [pid for pid in below(os.getpid()) if "local.engine_process" in title(pid)]
         os.kill(engine, signal.SIGKILL)
         again = await engines.embed(contents)
         assert (again.rows.values * vectors.rows.values).sum(axis=1).min() >= 0.9999

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.corpus import Corpus, differences, killed, make_corpus, pdf, read, whole
 from benchmarks.proc import below
 
-from tests.proc import command_line
+from tests.proc import title
 from tests.tessera_corpus.command import EMBED, embed, served
 
 # Parts that may come of what was embedded before an engine was killed.
@@ -179,7 +179,7 @@ def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
         while left and process.poll() is None:
             parts = len(list((tmp_path / "vectors").glob("part-*")))
             module, place = left[0]
-            found = sorted(child for child in below(process.pid) if module in " ".join(command_line(child)))
+            found = sorted(child for child in below(process.pid) if module in title(child))
             # Since the last one was killed its replacement has embedded something.
             if parts > seen and len(found) > place:
                 os.kill(found[place], signal.SIGKILL)

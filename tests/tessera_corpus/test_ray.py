@@ -20,7 +20,7 @@ from benchmarks.corpus import Corpus, differences, make_corpus, read
 from benchmarks.ports import free_ports
 from benchmarks.proc import below
 
-from tests.proc import command_line, open_files
+from tests.proc import open_files, title
 from tests.waiting import wait_until
 
 AT_MOST = ["--ray-readers", "2", "--ray-engines", "2"]
@@ -142,9 +142,7 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     assert f"{after} done before" in said and "1 failed" in said
     # That cluster stays, and has nothing of the run.
     wait_until(lambda: not any(_actors(cluster.head.pid, name) for name in ("Reader", "EngineActor")))
-    assert cluster.head.poll() is None and any(
-        "raylet" in " ".join(command_line(pid)) for pid in below(cluster.head.pid)
-    )
+    assert cluster.head.poll() is None and any("raylet" in title(pid) for pid in below(cluster.head.pid))
     _gone(started)
     wrong, cosine, _ = differences(plain, out)
     assert not wrong and cosine >= 0.9999
@@ -180,16 +178,15 @@ def _parts(out: Path) -> set[Path]:
 
 def _actors(pid: int, name: str) -> list[int]:
     """The actors of a stage: Ray names a process for what it does."""
-    titles = {one: " ".join(command_line(one)) for one in below(pid)}
-    return [one for one, title in titles.items() if title.startswith("ray::") and name in title]
+    titles = {one: title(one) for one in below(pid)}
+    return [one for one, said in titles.items() if said.startswith("ray::") and name in said]
 
 
 def _gone(pids: Iterable[int]) -> None:
     """Wait until processes have ended; a number that something else has by now is none of Ray's."""
 
     def left() -> list[str]:
-        titles = (" ".join(command_line(pid)) for pid in pids)
-        return [title for title in titles if "ray" in title or "tessera" in title]
+        return [said for said in map(title, pids) if "ray" in said or "tessera" in said]
 
     wait_until(lambda: not left(), 180, said=left)
 
