@@ -25,7 +25,7 @@ pytestmark = pytest.mark.service
 
 LIMITS = (
     "--max-body-mb 0.5 --max-inputs 8 --max-images 4 --max-tokens 400 --max-file-size-mb 0.1 "
-    "--max-image-pixels 1000000 --request-timeout-seconds 6 --worker-wait-seconds 0.5"
+    "--max-image-pixels 1000000 --request-timeout-seconds 15 --worker-wait-seconds 0.5"
 )
 # Room for a handful of short texts; a batch holds one.
 ENGINE = """
@@ -198,10 +198,10 @@ async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Ser
         if answer.status_code == 429:
             error(answer, 429)
             assert int(answer.headers["retry-after"]) >= 1
-    # All of it is over when the last answer is out.
+    # All of it is over when the last answer is out; a place is given back behind it.
     assert [post(service, f"after {index}").status_code for index in range(20)] == [200] * 20
     assert service.worker_metric(0, "tessera_queued") == 0
-    assert service.frontend_metric("tessera_requests_in_flight") == 0
+    wait_until(lambda: service.frontend_metric("tessera_requests_in_flight") == 0)
 
 
 async def test_a_burst_of_images_is_refused_and_passes(service: Service) -> None:
@@ -223,7 +223,7 @@ def test_a_worker_that_is_frozen_costs_no_more_than_the_deadline(service: Servic
         answer = post(service)
         assert answer.status_code in (503, 504), answer.text
         said = error(answer, answer.status_code)["message"]
-        assert answer.status_code == 503 or said == "the request took longer than 6 s"
+        assert answer.status_code == 503 or said == "the request took longer than 15 s"
     finally:
         os.kill(worker, signal.SIGCONT)
     service.wait_workers(1, 0)

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.confines
 
 ANSWERS = msgspec.msgpack.Decoder(str)
-LIMITS = Limits(seconds=1.0, memory_bytes=1 << 28)
+LIMITS = Limits(seconds=2.0, memory_bytes=1 << 28)
 
 
 def start(limits: Limits = LIMITS, lost: Callable[[str], None] = lambda why: None) -> Pool[str]:

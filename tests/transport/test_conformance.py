@@ -80,7 +80,7 @@ class Pair:
 
     async def settle(self) -> Any:
         """The producer's figures once no lease is outstanding."""
-        assert await self.peer.call("drain", 5.0)
+        assert await self.peer.call("drain", 60.0)
         return await self.stats()
 
 
