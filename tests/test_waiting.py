@@ -14,14 +14,17 @@ from tests.waiting import until, wait_for_line, wait_until
 
 TESTS = Path(__file__).parent
 # What is called to let time pass. A turn of the loop, ``sleep(0)``, lets none.
-PAUSES = {"sleep", "wait_for_timeout"}
+PAUSES = {"sleep", "wait", "wait_for_timeout"}
 # The end of a loop that keeps up a load, or serves: a clock, or what its owner sets.
 BOUNDS = {"monotonic", "is_set", "is_closing", "stopping"}
 # What waits by itself, and ends with the other side.
-READS = {"read", "recv", "readline", "select"}
+READS = {"read", "recv", "readline", "readuntil", "select"}
 # Functions that pause in a loop for another reason than to see something come about, by file.
 EXCEPTIONS = {
     "waiting.py": {"wait_until", "until"},
+    # Their conditions wake them.
+    "test_tasks.py": {"until"},
+    "tracing/collector.py": {"wait"},
     # They go on for as long as their task or process.
     "deploy/kubernetes_api.py": {"watch", "probe"},
     "transport/test_conformance.py": {"heartbeat"},
@@ -29,6 +32,8 @@ EXCEPTIONS = {
     "families/dual_encoder/__init__.py": {"misbehave"},
     # They send, again and again: at the pace of a slow host, after a refusal, or another fault each time.
     "checkpoint/local_hub.py": {"_file"},
+    "e2e/floods.py": {"answer"},
+    "e2e/test_pixels.py": {"test_pixels_of_all_types_in_one_batch_are_those_of_each_alone"},
     "clients/fuzz.py": {"_post"},
     "e2e/faults/test_soak_models.py": {"_post"},
     "e2e/faults/test_pixels.py": {"test_workers_that_are_killed_with_pixels_under_way_are_not_noticed"},
@@ -118,6 +123,7 @@ def test_nobody_waits_in_a_loop_of_its_own() -> None:
         "while len(waiting) < 16:\n    await asyncio.sleep(0.01)",
         "while True:\n    if seen():\n        break\n    time.sleep(0.1)",
         "for _ in range(600):\n    if seen():\n        break\n    time.sleep(0.1)",
+        "while refused < 150:\n    await asyncio.wait(ended, timeout=1)",
         "while (answer := post()).status_code == 400:\n    count += 1",
     ],
 )
