@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 # A process took 40 s to start beside eight others on two processors.
 SECONDS = 60.0
-# Pauses grow, because what is waited for needs the processor.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
+# Pauses are a share of the time that has passed: what is waited for needs the processor, and may end soon.
+_SHARE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 1 / 20, 0.001, 0.25
 # Tasks that call each other in a row take a few turns for each step.
 _TURNS = 100
 
@@ -107,8 +107,7 @@ class _Wait:
         self._seconds = seconds
         self._process = process
         self._said = said
-        self._ends = time.monotonic() + seconds
-        self._pause = _FIRST_PAUSE
+        self._began = time.monotonic()
         self._why = ""
 
     def pause(self, last: object) -> float:
@@ -120,12 +119,12 @@ class _Wait:
         if self._why:
             said = "" if self._said is None else f"\n{self._said()}"
             raise AssertionError(f"{self._why}: {_source(self._condition)}; the last value is {last!r}{said}")
+        waited = time.monotonic() - self._began
         if self._process is not None and self._process.poll() is not None:
             self._why = f"the process ended with status {self._process.returncode} before"
-        elif time.monotonic() > self._ends:
+        elif waited > self._seconds:
             self._why = f"not within {self._seconds:g} s"
-        self._pause = min(1.5 * self._pause, _LONGEST_PAUSE)
-        return 0.0 if self._why else self._pause
+        return 0.0 if self._why else min(max(_SHARE * waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 def _source(condition: Callable[[], object]) -> str:
