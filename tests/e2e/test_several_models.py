@@ -258,5 +258,6 @@ def test_a_flood_on_one_model_refuses_nobody_who_asks_another(models: Several) -
         refused = [answer.result() for answer in answers]
     signal_process(victim, signal.SIGCONT)
     assert others == [200] * 20
-    assert refused.count(429) > 100 and set(refused) <= {0, 429, 503}
+    # A worker that stands still is set aside after some seconds: then there is none, 503.
+    assert refused.count(429) + refused.count(503) > 100 and set(refused) <= {0, 429, 503}
     models.wait(TEXTS)

@@ -33,7 +33,7 @@ async def test_an_instance_that_discovery_lost_registers_again(
     files = listing(deployment)
     assert files
     for path in files:
-        path.unlink()
+        path.unlink(missing_ok=True)
     # Its clients may be without it for a moment only.
     await until(lambda: "registering again" in caplog.text and listing(deployment))
     await until(lambda: client.instances() == [server.instance])

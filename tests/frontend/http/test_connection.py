@@ -394,6 +394,21 @@ async def test_a_connection_waits_for_its_next_request_and_no_longer() -> None:
         writer.close()
 
 
+async def test_a_client_that_has_read_a_long_answer_has_its_time_for_the_next_request() -> None:
+    """The answer was written at once, and is read for longer than the connection waits for a request."""
+    async with served(replace(LIMITS, keep_alive_seconds=1.5, write_seconds=60.0)) as running:
+        reader, writer = await running.connect()
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2.5)
+        await asyncio.wait_for(reader.readexactly(LARGE), 60)
+        writer.write(SMALL)
+        assert (await asyncio.wait_for(reader.readuntil(b"small"), 60)).startswith(b"HTTP/1.1 200 ")
+        # It waits no longer for all that.
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
 async def test_what_comes_behind_an_answer_is_no_reason_to_wait() -> None:
     async with served(replace(LIMITS, keep_alive_seconds=1.0)) as running:
         _, writer = await running.connect()
