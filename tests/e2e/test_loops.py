@@ -143,5 +143,5 @@ def test_a_worker_whose_loop_keeps_failing_is_unhealthy(tmp_path: Path) -> None:
         assert status(f"{url}/live") == 503
         assert failures(url, "registration") >= 5
         odd.unlink()
-        wait_until(lambda: status(f"{url}/health") == 200, log)
+        wait_until(lambda: status(f"{url}/health") == 200, said=log.read_text)
     assert "RuntimeError: odd" in log.read_text() and "should be replaced" in log.read_text()
