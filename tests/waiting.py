@@ -120,8 +120,9 @@ class _Wait:
             said = "" if self._said is None else f"\n{self._said()}"
             raise AssertionError(f"{self._why}: {_source(self._condition)}; the last value is {last!r}{said}")
         waited = time.monotonic() - self._began
-        if self._process is not None and self._process.poll() is not None:
-            self._why = f"the process ended with status {self._process.returncode} before"
+        status = None if self._process is None else self._process.poll()
+        if status is not None:
+            self._why = f"the process ended with status {status} before"
         elif waited > self._seconds:
             self._why = f"not within {self._seconds:g} s"
         return 0.0 if self._why else min(max(_SHARE * waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)
