@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ports import PORTS, share
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 
@@ -33,6 +34,9 @@ settings.load_profile("tests")
 # Every client of httpx reads the certificates of all authorities anew, and each ``httpx.get`` makes a client:
 # 30 ms of processor time, most of what a test spends that asks a service again and again until it is ready.
 httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
+# 5 s without an answer are an error of httpx, but none of a busy machine.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 
 # Ignored in what a shell starts in the background, and then in all that is started from there: no Ctrl-C
 # would reach a launch script.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tessera.tasks import KEEPER
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 
 class Switch:

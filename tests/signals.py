@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 
 def default_signals() -> None:
@@ -27,10 +28,7 @@ def signal_process(pid: int, number: signal.Signals) -> None:
 def freeze(pid: int) -> None:
     """Stop a process and wait until it does: its threads go on until each of them has seen the signal."""
     signal_process(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 30.0
-    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):
-        assert time.monotonic() < deadline, f"{pid} does not stop"
-        time.sleep(0.001)
+    wait_until(lambda: all(_state(task) in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()))
 
 
 def _state(task: Path) -> str:

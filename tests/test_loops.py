@@ -20,7 +20,7 @@ from tessera.tasks import KEEPER
 from tessera.worker import stall
 from tests.authority import Authority, needs_openssl
 from tests.loops import Switch, fails_and_goes_on, quick
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 __all__ = ["quick"]
 

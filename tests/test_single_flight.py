@@ -11,6 +11,7 @@ import pytest
 
 from tessera.errors import InvalidInput
 from tessera.tasks import SingleFlight
+from tests.waiting import all_turns, until
 
 KEY = b"key"
 
@@ -50,7 +51,7 @@ async def complaints() -> Iterator[None]:
 
 async def started(flights: SingleFlight[int], work: Work, count: int) -> list[asyncio.Task[int]]:
     tasks = [asyncio.ensure_future(flights.run(KEY, work)) for _ in range(count)]
-    await asyncio.sleep(0.001)
+    await all_turns()
     return tasks
 
 
@@ -80,7 +81,7 @@ async def test_one_that_gives_up_does_not_strand_the_rest(who: int) -> None:
     flights, work = SingleFlight[int](), Work()
     tasks = await started(flights, work, 3)
     tasks[who].cancel()
-    await asyncio.sleep(0.001)
+    await all_turns()
     assert tasks[who].cancelled()
     work.end.set()
     assert [await task for index, task in enumerate(tasks) if index != who] == [1, 1]
@@ -93,7 +94,7 @@ async def test_the_computation_ends_when_nobody_waits() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0.001)
+    await all_turns()
     assert work.cancelled == 1
 
 
@@ -109,12 +110,12 @@ async def test_who_comes_after_the_last_gave_up_starts_anew() -> None:
         return 0
 
     dying = asyncio.ensure_future(flights.run(KEY, slow_to_die))
-    await asyncio.sleep(0.001)
+    await all_turns()
     dying.cancel()
-    await asyncio.sleep(0.001)
+    await all_turns()
     # The first computation is still winding up.
     work.end.set()
-    assert await asyncio.wait_for(flights.run(KEY, work), 10) == 1
+    assert await asyncio.wait_for(flights.run(KEY, work), 60) == 1
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await dying
@@ -144,7 +145,7 @@ async def test_an_error_that_nobody_waits_for_is_not_complained_about() -> None:
         return 0
 
     task = asyncio.ensure_future(flights.run(KEY, fails_when_cancelled))
-    await asyncio.sleep(0.001)
+    await all_turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -176,6 +177,5 @@ async def test_a_storm_of_cancellations() -> None:
         )
     assert {type(result) for result in results} <= {int, TimeoutError}
     assert results.count(1) > 100
-    await asyncio.sleep(0.01)
-    assert running == 0
+    await until(lambda: running == 0)
     assert not flights._flights

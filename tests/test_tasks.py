@@ -6,6 +6,7 @@ import pytest
 
 from tessera.errors import InvalidInput, Overloaded
 from tessera.tasks import Departure, Keeper, Left, Promise, run_all, run_until
+from tests.waiting import all_turns
 
 
 class Work:
@@ -119,7 +120,7 @@ async def test_a_departure_ends_work_that_is_under_way() -> None:
             ended.append(True)
 
     task = asyncio.create_task(departure.during(work()))
-    await asyncio.sleep(0.01)
+    await all_turns()
     departure.leave()
     departure.leave()
     with pytest.raises(Left):
@@ -141,7 +142,7 @@ async def test_a_departure_behind_the_work_changes_nothing() -> None:
 async def test_a_cancellation_from_outside_is_no_departure() -> None:
     departure = Departure()
     task = asyncio.create_task(departure.during(asyncio.sleep(60)))
-    await asyncio.sleep(0.01)
+    await all_turns()
     departure.leave()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -163,7 +164,7 @@ class Rounds:
             raise RuntimeError("odd")
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.count < count:
                 self._ran.clear()
                 await self._ran.wait()
@@ -225,7 +226,7 @@ async def test_what_a_round_waits_for_may_be_cancelled(keeper: Keeper) -> None:
     loop = keeper.start("kind", wait)
     await asyncio.sleep(0)
     awaited[0].cancel()
-    await asyncio.wait_for(second.wait(), 30)
+    await asyncio.wait_for(second.wait(), 60)
     assert keeper.failures == {"kind": 1} and not loop.done()
     loop.cancel()
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tessera.launched import Launched
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 @dataclass
@@ -84,10 +82,3 @@ class AsyncEngine:
             batch.finish.set()
         self.launched.append(batch)
         return Launched(batch.result, done=batch.done, tell=batch.calls.append if self.telling else None)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.001)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tessera.batching import Batcher
 from tessera.engine.batch import packed_cost, padded_cost
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import HeldEngine, until
+from tests.batching.engines import HeldEngine
+from tests.waiting import until
 
 
 async def busy(batcher: Batcher[int, int], engine: HeldEngine) -> asyncio.Future[object]:

@@ -11,8 +11,9 @@ import pytest
 
 from tessera.errors import Overloaded
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, HeldEngine, until
+from tests.batching.engines import AsyncEngine, HeldEngine
 from tests.batching.test_batches import busy
+from tests.waiting import until
 
 
 class Calls:

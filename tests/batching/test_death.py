@@ -18,9 +18,9 @@ from tessera.engine.guard import translate
 from tessera.errors import EngineDead, EngineFailed
 from tessera.launched import Launched
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import until
+from tests.waiting import until
 
-WAIT = 10.0
+WAIT = 60.0
 ASSERTED = "CUDA error: device-side assert triggered"
 
 

@@ -11,8 +11,9 @@ from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
 from tessera.launched import Launched
 from tessera.logs import RequestLine, serving
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, HeldEngine, until
+from tests.batching.engines import AsyncEngine, HeldEngine
 from tests.batching.test_batches import busy
+from tests.waiting import until
 
 
 async def test_a_poisonous_entry_fails_alone(make_batcher: MakeBatcher) -> None:
@@ -74,7 +75,7 @@ async def test_an_engine_that_returns_too_few_results_fails_the_entries(make_bat
         return Launched.of([])
 
     with pytest.raises(EngineFailed, match="0 results for 1 entries"):
-        await asyncio.wait_for(make_batcher(launch).submit(1, 1), 5)
+        await asyncio.wait_for(make_batcher(launch).submit(1, 1), 60)
 
 
 async def test_a_full_queue_says_when_to_come_back(make_batcher: MakeBatcher) -> None:

@@ -10,8 +10,9 @@ from tessera.batching import Batcher
 from tessera.batching.pace import Pace
 from tessera.launched import Launched
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, until
+from tests.batching.engines import AsyncEngine
 from tests.clock import Clock
+from tests.waiting import until
 
 
 def test_what_is_not_known_is_not_waited_for() -> None:

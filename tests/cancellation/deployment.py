@@ -23,7 +23,7 @@ from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder
 from tessera.worker.settings import parse as parse_worker
 from tests.e2e.service import MODEL
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 # A lease that nobody gives back is held for longer than any test waits.
 _ENGINE = """transport: {kind: %s, checksum: true, lease_seconds: 600}

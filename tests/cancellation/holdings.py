@@ -16,6 +16,7 @@ from tessera.frontend.http.middleware import AnswerCounts
 from tessera.logs import Line, RequestLine
 from tessera.rpc.client import _Channel
 from tessera_kserve.statistics import Statistics
+from tests.waiting import until
 
 # Bounded by themselves: what a cache or a ring of past calls holds is given back by nobody.
 # Names of a metric's labels are kept for good; lines wait to be written together.
@@ -49,11 +50,14 @@ class Holdings:
         self._first = self._read()
 
     async def learn(self) -> None:
-        now = self._read()
-        # A pulse that is under way is none of a call's.
-        while now.get((_TASKS, _Channel._travel.__qualname__)):
-            await asyncio.sleep(0.01)
+
+        def read() -> dict[_Key, int] | None:
             now = self._read()
+            return None if now.get((_TASKS, _Channel._travel.__qualname__)) else now
+
+        # A pulse that is under way is none of a call's.
+        now = await until(read)
+        assert now is not None
         keys = self._first.keys() | now.keys()
         self._moving |= {key for key in keys if self._first.get(key) != now.get(key)}
         self._first = now

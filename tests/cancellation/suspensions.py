@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import grpc
 
 from tests.cancellation.holdings import Holdings
 from tests.cancellation.steps import Place, TaskSteps
-from tests.rpc.conftest import until
+from tests.waiting import until
 
-_SETTLE_SECONDS: Final = 10.0
+_SETTLE_SECONDS: Final = 60.0
 # A connection that was refused lingers for a second.
 _SOCKET_SECONDS: Final = 2.0
-_ANSWER_SECONDS: Final = 10.0
-_LINGER_SECONDS: Final = 20.0
+_ANSWER_SECONDS: Final = 60.0
+_LINGER_SECONDS: Final = 60.0
 # Of tasks that run the same function in one call, the last ones are as the first ones are.
 _MOST_ALIKE: Final = 2
 # The runtime's pool of connections grows once, when calls happen to overlap; what is left behind grows each
@@ -115,12 +116,9 @@ async def _end_once(
 
 async def _more_sockets(holdings: Holdings) -> bool:
     """Whether there are more sockets than after the call before, also a while later."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _SOCKET_SECONDS
-    while more := holdings.more_sockets() > 0:
-        if loop.time() > deadline:
-            break
-        await asyncio.sleep(0.01)
+    with suppress(AssertionError):
+        await until(lambda: holdings.more_sockets() <= 0, _SOCKET_SECONDS)
+    more = holdings.more_sockets() > 0
     holdings.accept_sockets()
     return more
 
@@ -131,20 +129,22 @@ async def _objects_end(holdings: Holdings, before: Counter[str], first: Counter[
     A connection that was refused lingers for some seconds, and the last objects of a kind may be kept until
     the next ones come. What grew with calls that went well, from ``before`` to ``first``, is in a cache.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _LINGER_SECONDS
-    while True:
+
+    async def more() -> dict[str, str]:
         now = await holdings.objects()
-        more = {
+        return {
             kind: f"{first[kind]}, then {now[kind]}"
             for kind in now
             if now[kind] - first[kind] > _SPARE_OBJECTS and first[kind] - before[kind] < _FIRST_CALLS
         }
-        if not more:
-            return
-        if loop.time() > deadline:
-            raise LeftBehind(f"{where}: there are more objects: {more}")
-        await asyncio.sleep(0.2)
+
+    async def gone() -> bool:
+        return not await more()
+
+    try:
+        await until(gone, _LINGER_SECONDS)
+    except AssertionError as error:
+        raise LeftBehind(f"{where}: there are more objects: {await more()}") from error
 
 
 async def _quiet(steps: TaskSteps) -> None:
@@ -153,9 +153,7 @@ async def _quiet(steps: TaskSteps) -> None:
 
 
 async def _given_back(holdings: Holdings, where: str) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _SETTLE_SECONDS
-    while changed := holdings.changed():
-        if loop.time() > deadline:
-            raise LeftBehind(f"{where}: {changed}")
-        await asyncio.sleep(0.01)
+    try:
+        await until(lambda: not holdings.changed(), _SETTLE_SECONDS)
+    except AssertionError as error:
+        raise LeftBehind(f"{where}: {holdings.changed()}") from error

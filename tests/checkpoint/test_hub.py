@@ -22,6 +22,7 @@ from tessera_tools.random_checkpoint.colbert import TINY as COLBERT
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
 from tests.models.declaring import Module, declare, dense
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -179,11 +180,7 @@ def test_the_next_process_goes_on_where_a_killed_one_was(hub: LocalHub, tmp_path
     hub.pause = 0.003
     first = start(hub, tmp_path)
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
-    deadline = time.monotonic() + 60
-
-    while largest(blobs.glob("*.incomplete")) < 10 << 20:
-        assert time.monotonic() < deadline and first.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: largest(blobs.glob("*.incomplete")) >= 10 << 20, process=first)
     # However long the second takes to start, the first is not done by then.
     hub.pause = 2.0
     second = start(hub, tmp_path)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from tessera.defaults import MODEL
 from tests.clients.environment import clients_environment
 from tests.e2e.service import free_ports
 from tests.e2e.several import Several, several
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.xdist_group("retriever")]
 
@@ -92,10 +92,7 @@ def ogx(folder: Path, service: Several) -> Iterator[openai.OpenAI]:
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
     ):
         try:
-            until = time.monotonic() + 120
-            while not _answers(client):
-                assert process.poll() is None and time.monotonic() < until, log.read_text()
-                time.sleep(0.2)
+            wait_until(lambda: _answers(client), 120, process=process, said=log.read_text)
             yield client
         finally:
             process.terminate()
@@ -112,11 +109,9 @@ def batch(client: openai.OpenAI, lines: str) -> tuple[list[dict[str, Any]], list
     """The lines of a batch's output file, and of its file of errors."""
     file = client.files.create(file=("lines.jsonl", io.BytesIO(lines.encode())), purpose="batch")
     made = client.batches.create(input_file_id=file.id, endpoint=ROUTE, completion_window="24h")
-    until = time.monotonic() + 120
-    while made.status not in ("completed", "failed"):
-        assert time.monotonic() < until, made
-        time.sleep(0.1)
-        made = client.batches.retrieve(made.id)
+    ends = ("completed", "failed")
+    wait_until(lambda: client.batches.retrieve(made.id).status in ends, 120)
+    made = client.batches.retrieve(made.id)
     assert made.status == "completed", made
     files = [made.output_file_id or "", made.error_file_id or ""]
     output, errors = (read(client.files.content(name).text) for name in files)

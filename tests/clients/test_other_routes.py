@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -133,13 +133,11 @@ def test_a_form_is_told_that_it_is_no_json(http: httpx.Client) -> None:
 
 def logged(service: ClosedService, name: str) -> str:
     """The line about a request, which is written behind its answer."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in service.running.log.read_text().splitlines():
-            if name in line:
-                return line
-        time.sleep(0.05)
-    raise AssertionError(f"no line about {name}")
+
+    def lines() -> list[str]:
+        return [line for line in service.running.log.read_text().splitlines() if name in line]
+
+    return wait_until(lines, said=lambda: f"no line about {name}")[0]
 
 
 def fields(line: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 
 from tests.clients.environment import clients_environment
 from tests.e2e.service import ROOT, free_ports
+from tests.waiting import wait_for_line
 
 pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.xdist_group("recipes")]
 
@@ -90,10 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     with log.open("wb") as output:
         process = subprocess.Popen(shlex.split(serve), cwd=folder, env=environment, stderr=output)
     try:
-        deadline = time.monotonic() + READY_SECONDS
-        while f"ready at http://127.0.0.1:{port}" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.2)
+        wait_for_line(log, f"ready at http://127.0.0.1:{port}", READY_SECONDS, process=process)
         yield Models(f"http://127.0.0.1:{port}")
     finally:
         if process.poll() is None:

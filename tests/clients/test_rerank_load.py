@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable
 
 import httpx
 import pytest
@@ -16,6 +14,7 @@ from tests.e2e.faults.traffic import picture
 from tests.e2e.inputs import data_url
 from tests.proc import command_line
 from tests.signals import freeze
+from tests.waiting import until
 
 pytestmark = pytest.mark.service
 
@@ -28,13 +27,6 @@ def calling(reranker: ClosedService) -> httpx.AsyncClient:
 
 def worker(reranker: ClosedService, name: str, **labels: str) -> float:
     return reranker.running.worker_metric(0, name, **labels)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.01)
 
 
 async def test_pairs_of_many_requests_share_batches(reranker: ClosedService) -> None:

@@ -33,6 +33,7 @@ import pytest
 
 from tests.deploy.processes import run_script, running
 from tests.e2e.service import ROOT
+from tests.waiting import wait_for_line, wait_until
 
 PROGRAMS = ("dockerd", "docker", "runc", "mmdebstrap", "slirp4netns", "ip", "nsenter", "curl")
 # Docker's own: a newer client beside it may lack what builds images.
@@ -116,10 +117,13 @@ class DockerHost:
         return state
 
     def wait_until_healthy(self, container: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while (state := self.state(container))["Health"]["Status"] != "healthy":
-            assert state["Running"] and time.monotonic() < deadline, (state, self.logs(container))
-            time.sleep(0.3)
+        def settled() -> bool:
+            state = self.state(container)
+            return state["Health"]["Status"] == "healthy" or not state["Running"]
+
+        wait_until(settled, seconds, said=lambda: (self.state(container), self.logs(container)))
+        state = self.state(container)
+        assert state["Running"], (state, self.logs(container))
 
     def logs(self, container: str) -> str:
         ran = subprocess.run(
@@ -284,11 +288,11 @@ def _start(stack: ExitStack, host: DockerHost, path: str) -> None:
     # Its containerd is a process group of its own, which it ends itself.
     process = stack.enter_context(running(words, dict(os.environ), log))
     stack.callback(_remove_containers, host)
-    deadline = time.monotonic() + STARTED_SECONDS
-    while not (host.folder / "socket").exists() or "API listen" not in log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.skip(f"a Docker daemon does not start here: {log.read_text()[-500:]}")
-        time.sleep(0.1)
+    try:
+        wait_for_line(log, "API listen", STARTED_SECONDS, process=process)
+        wait_until((host.folder / "socket").exists)
+    except AssertionError:
+        pytest.skip(f"a Docker daemon does not start here: {log.read_text()[-500:]}")
 
 
 def _remove_containers(host: DockerHost) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.service import lasting_members
+from tests.waiting import wait_until
 
 
 def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -62,16 +62,13 @@ def running(
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, *, timeout: float = 240.0) -> None:
     """Ask until the answer is 200, or the process has ended."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if httpx.get(url, timeout=5.0).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, (url, log.read_text())
-        time.sleep(0.1)
+    wait_until(
+        lambda: httpx.get(url, timeout=5.0).status_code == 200,
+        timeout,
+        despite=httpx.TransportError,
+        process=process,
+        said=lambda: (url, log.read_text()),
+    )
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ import pytest
 
 from tests.deploy.processes import run_script
 from tests.proc import command_line
+from tests.waiting import wait_until
 
 # Addresses for tests of other networks (RFC 2544), which no real host should have.
 NETWORK = "198.18.77"
 COUNT = 3
-STARTED_SECONDS = 30
+STARTED_SECONDS = 60
+_UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "unshare", "nsenter")
 
 # Processor time and memory are shared out as on clusters whose steps get what they ask for.
@@ -74,19 +75,17 @@ class Job:
         return self.log.read_text() if self.log.exists() else ""
 
     def wait_for_line(self, text: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.written():
-            assert self.state() in ("PENDING", "RUNNING", "COMPLETING"), self.written()
-            assert time.monotonic() < deadline, self.written()
-            time.sleep(0.2)
+        def over() -> bool:
+            # Its state first: what it wrote before it ended is there then.
+            return self.state() not in _UNDER_WAY
+
+        wait_until(lambda: over() or text in self.written(), seconds, said=self.written)
+        assert text in self.written(), self.written()
 
     def wait_for_end(self, seconds: float) -> str:
         """The state in which it ended."""
-        deadline = time.monotonic() + seconds
-        while (state := self.state()) in ("PENDING", "RUNNING", "COMPLETING"):
-            assert time.monotonic() < deadline, (state, self.written())
-            time.sleep(0.2)
-        return state
+        wait_until(lambda: self.state() not in _UNDER_WAY, seconds, said=self.written)
+        return self.state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def _daemon(*words: str | Path, environment: dict[str, str], log: Path) -> Itera
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -228,12 +227,11 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
                 _daemon(*inside, command, "sh", hosts, node, environment=environment, log=log)
             )
         cluster = Cluster(nodes, environment)
-        deadline = time.monotonic() + STARTED_SECONDS
-        while _idle(environment) < len(nodes):
-            if time.monotonic() > deadline:
-                logs = "".join(path.read_text() for path in folder.glob("*.log"))
-                pytest.skip(f"Slurm does not start here: {log.read_text()}{logs}"[-3000:])
-            time.sleep(0.2)
+        try:
+            wait_until(lambda: _idle(environment) >= len(nodes), STARTED_SECONDS)
+        except AssertionError:
+            logs = "".join(path.read_text() for path in folder.glob("*.log"))
+            pytest.skip(f"Slurm does not start here: {log.read_text()}{logs}"[-3000:])
         yield cluster
 
 

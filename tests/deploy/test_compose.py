@@ -10,9 +10,9 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import yaml
 from tests.deploy.docker_host import DockerHost
 from tests.deploy.test_containers import inputs, runs_without_rights
 from tests.e2e.service import ROOT
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.images, pytest.mark.timeout(1500)]
 SERVICES = ("frontend", "encode", "embed", "etcd", "prometheus")
@@ -64,10 +65,11 @@ class Deployment:
 
     def until(self, given: object, status: int, model: str = MODEL, seconds: float = 120.0) -> None:
         """Ask both frontends until they answer so."""
-        deadline = time.monotonic() + seconds
-        while (said := {self.embed(given, port, model) for port in PORTS}) != {status}:
-            assert time.monotonic() < deadline, (said, self.compose("logs", "--tail=40"))
-            time.sleep(0.5)
+        wait_until(
+            lambda: {self.embed(given, port, model) for port in PORTS} == {status},
+            seconds,
+            said=lambda: self.compose("logs", "--tail=40"),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +105,13 @@ def test_both_frontends_answer_and_rows_travel_by_nixl(
 
 
 def test_prometheus_finds_every_container(deployment: Deployment) -> None:
-    deadline = time.monotonic() + 60
     query = ["promtool", "query", "instant", "http://127.0.0.1:9090", "count by (job) (up == 1)"]
-    found: dict[str, int] = {}
-    while found != REPLICAS:
+
+    def found() -> dict[str, int]:
         said = deployment.host.docker("exec", deployment.container("prometheus"), *query)
-        found = {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
-        assert time.monotonic() < deadline, said
-        time.sleep(1)
+        return {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
+
+    wait_until(lambda: found() == REPLICAS, 120, said=found)
 
 
 # Asks a Prometheus at the first argument for each of the queries, a JSON list.
@@ -146,10 +147,12 @@ def test_a_container_that_dies_is_started_again(deployment: Deployment) -> None:
     # The other worker answers meanwhile.
     for _ in range(5):
         assert deployment.embed("a flower") == 200
-    deadline = time.monotonic() + 90
-    while (now := deployment.host.state(victim))["Health"]["Status"] != "healthy" or now["Pid"] == was["Pid"]:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.5)
+
+    def back() -> bool:
+        now = deployment.host.state(victim)
+        return now["Health"]["Status"] == "healthy" and now["Pid"] != was["Pid"]
+
+    wait_until(back, 180, said=lambda: deployment.host.state(victim))
 
 
 def test_a_host_that_is_cut_off_returns(deployment: Deployment, photos: dict[str, bytes]) -> None:
@@ -180,24 +183,19 @@ def test_a_frontend_that_is_cut_off_returns(deployment: Deployment) -> None:
 def test_what_is_in_flight_is_answered_when_all_is_stopped(deployment: Deployment) -> None:
     deployment.until("a flower", 200)
     host = deployment.host
-    statuses: list[int] = []
-    thread = None
-    # As many texts as it takes to see them in flight: far fewer than the 30 s of a drain are enough for.
-    for count in (200, 400, 800, 1600):
-        texts = [f"flower number {number} " * 100 for number in range(count)]
-        thread = threading.Thread(
-            target=lambda given: statuses.append(deployment.embed(given)), args=(texts,)
-        )
-        statuses.clear()
-        thread.start()
-        while thread.is_alive() and IN_FLIGHT not in host.ask(PORTS[0], "/metrics")[1]:
-            pass
-        if thread.is_alive():
-            break
-    assert thread is not None and thread.is_alive(), statuses
-    deployment.compose("stop")
-    thread.join()
-    assert statuses == [200]
+    with ThreadPoolExecutor(1) as pool:
+        # As many texts as it takes to see them in flight: far fewer than the 30 s of a drain are enough for.
+        for count in (200, 400, 800, 1600):
+            texts = [f"flower number {number} " * 100 for number in range(count)]
+            answer = pool.submit(deployment.embed, texts)
+            wait_until(
+                lambda asked=answer: asked.done() or IN_FLIGHT in host.ask(PORTS[0], "/metrics")[1]  # type: ignore[misc]
+            )
+            if not answer.done():
+                break
+        assert not answer.done(), answer.result()
+        deployment.compose("stop")
+        assert answer.result() == 200
     for service, count in REPLICAS.items():
         for number in range(1, count + 1):
             state = host.state(deployment.container(service, number))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import yaml
 
 from tests.deploy.processes import running, wait_for
 from tests.e2e.service import MODEL, ROOT, free_ports
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(900)]
 NAMESPACE = "tessera"
@@ -37,10 +37,7 @@ def kubeconfig(path: Path, port: int) -> Path:
 
 
 def wait_status(url: str, status: int, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while httpx.get(url).status_code != status:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+    wait_until(lambda: httpx.get(url).status_code == status, said=log.read_text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pytest
 
 from tessera.models import families
 from tests.e2e.service import ROOT
+from tests.waiting import wait_for_line
 
 pytestmark = [
     pytest.mark.installs,
@@ -74,10 +74,7 @@ class Clone:
                 start_new_session=True,
             )
         try:
-            end = time.monotonic() + READY_SECONDS
-            while "ready at http://127.0.0.1:8000" not in log.read_text():
-                assert process.poll() is None and time.monotonic() < end, log.read_text()[-4000:]
-                time.sleep(0.2)
+            wait_for_line(log, "ready at http://127.0.0.1:8000", READY_SECONDS, process=process)
             yield
         finally:
             if process.poll() is None:

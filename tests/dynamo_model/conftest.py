@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.e2e.disaggregated import OTHER_NAME, Disaggregated
 from tests.e2e.service import MODEL, ROOT, free_ports
+from tests.waiting import wait_until
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_DYNAMO_SECONDS", "240"))
 
@@ -66,22 +66,18 @@ def stock_frontend(python: str, store: Path, log: Path, models: Sequence[str]) -
     finally:
         process.terminate()
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path, models: Sequence[str]) -> None:
-    deadline = time.monotonic() + 240
     names = {name + side for name in models for side in ("", "-query", "-passage")}
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        try:
-            listed = httpx.get(f"{url}/v1/models").json()["data"]
-        except httpx.TransportError:
-            listed = []
-        if names <= {model["id"] for model in listed}:
-            return
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    wait_until(
+        lambda: names <= {model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]},
+        240,
+        despite=httpx.TransportError,
+        process=process,
+        said=log.read_text,
+    )

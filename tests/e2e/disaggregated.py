@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import httpx
 
 from tests.e2e.service import MODEL, Service, free_ports, launch
 from tests.forks.popen import Forked
+from tests.waiting import wait_until
 
 KEY = "sk-shared-0123456789"
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -73,16 +73,12 @@ class Disaggregated:
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the frontend ended: {log.read_text()[-2000:]}"
-        try:
-            if httpx.get(f"{url}/health").json()["images"]:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError("the frontend found no workers")
+    wait_until(
+        lambda: httpx.get(f"{url}/health").json()["images"],
+        despite=httpx.TransportError,
+        process=process,
+        said=lambda: log.read_text()[-4000:],
+    )
 
 
 OTHER_NAME = "other-name"

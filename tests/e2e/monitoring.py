@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import httpx
 import yaml
 
 from tests.e2e.service import ROOT, Service, free_ports
+from tests.waiting import wait_until
 
 FOLDER = ROOT / "deploy" / "prometheus"
 
@@ -65,16 +65,15 @@ def prometheus(service: Service, folder: Path) -> Iterator[Prometheus]:
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 30
-        while not _ready(f"http://127.0.0.1:{port}/-/ready"):
-            assert process.poll() is None and time.monotonic() < deadline, (
-                folder / "prometheus.log"
-            ).read_text()
-            time.sleep(0.1)
+        wait_until(
+            lambda: _ready(f"http://127.0.0.1:{port}/-/ready"),
+            process=process,
+            said=(folder / "prometheus.log").read_text,
+        )
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 def _ready(url: str) -> bool:

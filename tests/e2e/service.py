@@ -20,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.frontend.group import GROUP_VARIABLE
 from tests.forks.popen import Forked
-from tests.proc import command_line
+from tests.proc import command_line, environment
 from tests.signals import default_signals
+from tests.waiting import wait_for_line, wait_until
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tessera-random"
@@ -63,33 +64,21 @@ class Service:
         frontends = count - len(self.worker_ports)
         found = [-1] * count
         for pid in self.pids():
-            try:
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            arguments = command_line(pid)
-            if "tessera.worker" in arguments:
-                # A process that begins or ends shows no environment for a moment.
-                port = next((entry for entry in environ if entry.startswith(b"DYN_SYSTEM_PORT=")), None)
-                if port is not None:
-                    found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
-            elif "tessera.frontend" in arguments:
-                seat = next((entry for entry in environ if entry.startswith(GROUP_VARIABLE.encode())), None)
-                if seat is not None:
-                    found[json.loads(seat.partition(b"=")[2])["index"]] = pid
+            variables, arguments = environment(pid), command_line(pid)
+            if "tessera.worker" in arguments and "DYN_SYSTEM_PORT" in variables:
+                found[frontends + int(variables["DYN_SYSTEM_PORT"]) - first_port] = pid
+            elif "tessera.frontend" in arguments and GROUP_VARIABLE in variables:
+                found[json.loads(variables[GROUP_VARIABLE])["index"]] = pid
         return found
 
     def wait_workers(self, embed: int, encode: int, timeout: float = 90.0) -> None:
         """Wait until ``/health`` counts these workers, of a frontend that may not be there yet either."""
-        deadline = time.monotonic() + timeout
-        workers: object = None
-        while workers != {"embed": embed, "encode": encode}:
-            assert time.monotonic() < deadline, workers
-            time.sleep(0.1)
-            try:
-                workers = self.health()["workers"]
-            except httpx.TransportError as error:
-                workers = repr(error)
+        wait_until(
+            lambda: self.health()["workers"] == {"embed": embed, "encode": encode},
+            timeout,
+            despite=httpx.TransportError,
+            said=self.log.read_text,
+        )
 
 
 def post(service: Service, route: str = "/v1/embeddings", **body: Any) -> httpx.Response:
@@ -150,11 +139,7 @@ def launch(
     urls = tuple(f"http://127.0.0.1:{one}" for one in own)
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log, urls)
     try:
-        deadline = time.monotonic() + 270
-        while b"tessera: ready at" not in log.read_bytes():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for_line(log, "tessera: ready at", 270, process=process)
         yield service
     finally:
         # A terminal sends Ctrl-C to the whole foreground group.
@@ -191,7 +176,7 @@ def group_pids(group: int) -> dict[int, str]:
 
 def lasting_members(group: int) -> list[str]:
     """What stays of a process group; a process that was killed takes a moment to die."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := group_members(group)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left

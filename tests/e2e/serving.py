@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.e2e.service import free_ports, lasting_members
 from tests.forks.popen import Forked
 from tests.proc import command_line
 from tests.signals import default_signals
+from tests.waiting import wait_until
 
 
 class Serve:
@@ -68,10 +68,7 @@ class Serve:
         self.wait(lambda: self.log.read_text().count(line) >= count)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        wait_until(condition, 120, process=self.process, said=self.log.read_text)
 
     def reload(self, said: str) -> None:
         """Tell it to read its file again, and wait until it says so."""

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import httpx
 from tessera.model_names import namespace_of
 from tests.e2e.service import free_ports
 from tests.forks.popen import Forked
+from tests.waiting import wait_until
 
 NAMESPACE = "several"
 
@@ -72,10 +72,12 @@ class Several:
 
     def wait(self, name: str, *, status: str | None = "ready") -> None:
         """Until a model has this status; None: until it is not served."""
-        deadline = time.monotonic() + 120
-        while self.health(name).get("status") != status:
-            assert time.monotonic() < deadline, (name, self.health(name), self.log.read_text())
-            time.sleep(0.05)
+        wait_until(
+            lambda: self.health(name).get("status") == status,
+            120,
+            process=self.frontend,
+            said=lambda: (name, self.health(name), self.log.read_text()),
+        )
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=60)
@@ -111,10 +113,7 @@ def several(
         found = Several(folder, f"http://127.0.0.1:{port}", log, frontend, stack, environment, rpc)
         for name, path in models.items():
             found.start_worker(name, path)
-        deadline = time.monotonic() + 120
-        while not _answers(found.url):
-            assert frontend.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: _answers(found.url), 120, process=frontend, said=log.read_text)
         for name in models:
             found.wait(name)
         yield found

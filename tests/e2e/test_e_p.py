@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import save
 from tests.e2e.inputs import cosine, parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
+from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -78,10 +78,7 @@ def test_rows_of_the_clients_own_take_the_same_way(
 
 def settled(service: Service) -> None:
     """No lease is left once the last reply is out and the leases' time has passed."""
-    deadline = time.monotonic() + 15
-    while any(service.worker_metric(worker, "tessera_slab_leases") for worker in ENCODE):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: not any(service.worker_metric(worker, "tessera_slab_leases") for worker in ENCODE))
 
 
 async def test_text_never_reaches_an_encode_worker(service: Service) -> None:
@@ -162,8 +159,5 @@ async def test_a_client_that_hangs_up_is_dropped(service: Service) -> None:
         body = {"model": MODEL, "input": [image_input(picture(300 + index, 700)) for index in range(24)]}
         with pytest.raises(httpx.ReadTimeout):
             await client.post(f"{service.url}/v1/embeddings", json=body, timeout=httpx.Timeout(30, read=0.05))
-    deadline = time.monotonic() + 10
-    while service.frontend_metric("tessera_disconnects_total") == before:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await until(lambda: service.frontend_metric("tessera_disconnects_total") > before)
     settled(service)

@@ -54,7 +54,7 @@ def test_a_crashing_decoder_fails_its_own_input(service: Service, photos: dict[s
         assert "crashed" in bad["error"]["message"]
         for row, expected in ((good, ("good", (photos["china"],))), (text, ("text", ()))):
             assert cosine(np.array(row["embedding"], np.float32), reference(SEED, *expected)) > 0.9999
-    whole = httpx.post(f"{service.url}/v1/embeddings", json={"input": inputs}, timeout=30)
+    whole = httpx.post(f"{service.url}/v1/embeddings", json={"input": inputs}, timeout=60)
     assert (whole.status_code, whole.json()["error"]["param"]) == (422, "input[1][1].image_url.url")
     assert service.pids() == pids
     assert service.worker_metric(0, "tessera_decoder_losses_total", why="crash") >= 5

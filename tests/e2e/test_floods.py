@@ -12,7 +12,7 @@ from benchmarks.names import own_names
 
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.floods import ACCENTS, SETTINGS, Asker, asking, slow_host
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
@@ -40,9 +40,11 @@ async def answered(bob: Asker, *images: str) -> None:
 
 async def given_back(bob: Asker) -> None:
     """Wait until no request is left, not even one of a client that has gone."""
-    async with asyncio.timeout(60):
-        while await bob.in_flight():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+
+    async def idle() -> bool:
+        return not await bob.in_flight()
+
+    await until(idle)
 
 
 async def test_long_texts_of_a_key_leave_threads_and_processes_to_others(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.models.qwen3_vl_embedding.cases import LARGE, SMALL, STRIP, TALL, WID
 from tests.models.running import Given, Pair, cosines
 from tests.references.families import Reference, reference_of
 from tests.references.qwen3 import Qwen3VLRerankReference
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -212,9 +212,12 @@ def test_a_worker_that_dies_is_replaced(served: tuple[str, Service], checkpoint:
     for worker in range(workers):
         os.kill(service.pids_in_order(1 + workers)[1 + worker], signal.SIGKILL)
         fresh: Parts = (TALL + b"\0" * (1 + worker), "again")
-        deadline = time.monotonic() + 90
-        while (answer := checkpoint.post(service, [fresh, *INPUTS])).status_code != 200:
-            assert answer.status_code in (502, 503, 504), answer.text
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+
+        def answered() -> httpx.Response | None:
+            answer = checkpoint.post(service, [fresh, *INPUTS])  # noqa: B023
+            assert answer.status_code in (200, 502, 503, 504), answer.text
+            return answer if answer.status_code == 200 else None
+
+        answer = wait_until(answered, 120)
+        assert answer is not None
         checkpoint.same(answer, [fresh, *INPUTS])

@@ -6,8 +6,7 @@ import asyncio
 import queue
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.kserve import Door, KserveClient, kserve_frontend, refused
 from tests.e2e.service import MODEL
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.kserve, pytest.mark.xdist_group("shared-service")]
 
@@ -403,13 +403,6 @@ def in_flight(door: Door) -> int:
     metrics = httpx.get(f"http://{door.http}/metrics", timeout=100).text
     (value,) = re.findall(r"^tessera_requests_in_flight (\S+)$", metrics, re.MULTILINE)
     return int(float(value))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 100
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
 
 
 def embed(door: Door) -> httpx.Response:

@@ -37,6 +37,7 @@ from tests.e2e.service import (
 from tests.proc import command_line
 from tests.shared_memory import mapped
 from tests.signals import freeze
+from tests.waiting import wait_for_line, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -165,7 +166,7 @@ def test_what_is_in_flight_is_answered_and_nothing_is_left(
         with slow_body(service) as finish:
             answers = [pool.submit(embed_images, service, request) for request in range(6)]
             # The slow one among them.
-            wait_for(lambda: sum(answer.done() for answer in answers) + taken(service) == 7)
+            wait_until(lambda: sum(answer.done() for answer in answers) + taken(service) == 7)
             (os.killpg if to_group else os.kill)(group, number)
             # A worker without work would have left by then.
             time.sleep(1.0)
@@ -223,12 +224,9 @@ def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 30
-    while len(group_members(process.pid)) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len(group_members(process.pid)) >= 4)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=60) == 130
     assert lasting_members(process.pid) == []
     assert list(scratch.iterdir()) == []
 
@@ -242,7 +240,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         freeze(service.script.pid)
         for pid in (frontend, worker):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: service.pids() == [])
+        wait_until(lambda: service.pids() == [])
         os.kill(service.script.pid, signal.SIGCONT)
         # The dead one stays listed until its lease has run out; what matters is who answers.
         answers_again(service)
@@ -252,7 +250,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         # The runtime goes deaf when the directory of file discovery is removed.
         (store,) = scratch.iterdir()
         shutil.rmtree(store)
-        wait_for(lambda: service.log.read_text().count(f"ended with status {FORGOTTEN}") == 2)
+        wait_until(lambda: service.log.read_text().count(f"ended with status {FORGOTTEN}") == 2)
         answers_again(service)
         new = next(pid for pid in service.pids() if "tessera.worker" in command_line(pid))
         freeze(new)
@@ -286,14 +284,14 @@ def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Pat
     with log.open("wb") as output:
         script = subprocess.Popen([sys.executable, "-c", _THREE], stderr=output)
     try:
-        wait_for(lambda: len(sleepers()) == 3)
+        wait_until(lambda: len(sleepers()) == 3)
         killed = sleepers()[:count]
         freeze(script.pid)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(sleepers()) == 3 - count)
+        wait_until(lambda: len(sleepers()) == 3 - count)
         os.kill(script.pid, signal.SIGCONT)
-        wait_for(lambda: len(sleepers()) == 3)
+        wait_until(lambda: len(sleepers()) == 3)
         said = log.read_text().splitlines()
         assert sorted(line.split("(")[1].split(";")[0] for line in said) == sorted(
             f"pid {pid}) ended with status 137" for pid in killed
@@ -308,27 +306,17 @@ def answers_again(service: Service) -> None:
     def answers() -> bool:
         try:
             body = {"model": MODEL, "input": "again"}
-            return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30).status_code == 200
+            return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
-    wait_for(answers)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(answers)
 
 
 def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scratch: Path) -> None:
     with started(checkpoint, scratch, "agg.sh") as service:
         os.kill(service.pids()[1], signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while "starting it again" not in service.log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_line(service.log, "starting it again")
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
         assert lasting_members(service.script.pid) == []

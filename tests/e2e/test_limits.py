@@ -8,7 +8,6 @@ import io
 import os
 import re
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ from PIL import Image
 
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
 LIMITS = (
     "--max-body-mb 0.5 --max-inputs 8 --max-images 4 --max-tokens 400 --max-file-size-mb 0.1 "
-    "--max-image-pixels 1000000 --request-timeout-seconds 6 --worker-wait-seconds 0.5"
+    "--max-image-pixels 1000000 --request-timeout-seconds 15 --worker-wait-seconds 0.5"
 )
 # Room for a handful of short texts; a batch holds one.
 ENGINE = """
@@ -75,7 +75,7 @@ def image(source: str) -> list[dict[str, Any]]:
 
 def post(service: Service, value: Any = "hello", **fields: Any) -> httpx.Response:
     body = {"model": MODEL, "input": value} | fields
-    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30)
+    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=60)
 
 
 def error(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_body_that_does_not_say_how_large_it_is(service: Service) -> None:
             yield b"x" * 16384
         yield b'"}'
 
-    response = httpx.post(f"{service.url}/v1/embeddings", content=endless(), timeout=30)
+    response = httpx.post(f"{service.url}/v1/embeddings", content=endless(), timeout=60)
     assert "the 524288 bytes" in error(response, 413)["message"]
 
 
@@ -187,7 +187,7 @@ async def bursts(one: Callable[[int], Awaitable[httpx.Response]], count: int) ->
 
 async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Service) -> None:
     text = " ".join(f"w{index}" for index in range(120))
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as client:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=200)) as client:
 
         async def one(index: int) -> httpx.Response:
             body = {"model": MODEL, "input": [f"{index} {text}"] * 4}
@@ -198,14 +198,14 @@ async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Ser
         if answer.status_code == 429:
             error(answer, 429)
             assert int(answer.headers["retry-after"]) >= 1
-    # All of it is over when the last answer is out.
+    # All of it is over when the last answer is out; a place is given back behind it.
     assert [post(service, f"after {index}").status_code for index in range(20)] == [200] * 20
     assert service.worker_metric(0, "tessera_queued") == 0
-    assert service.frontend_metric("tessera_requests_in_flight") == 0
+    wait_until(lambda: service.frontend_metric("tessera_requests_in_flight") == 0)
 
 
 async def test_a_burst_of_images_is_refused_and_passes(service: Service) -> None:
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as client:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=200)) as client:
 
         async def one(index: int) -> httpx.Response:
             body = {"model": MODEL, "input": [image(url((16, 16), seed=index))]}
@@ -223,7 +223,7 @@ def test_a_worker_that_is_frozen_costs_no_more_than_the_deadline(service: Servic
         answer = post(service)
         assert answer.status_code in (503, 504), answer.text
         said = error(answer, answer.status_code)["message"]
-        assert answer.status_code == 503 or said == "the request took longer than 6 s"
+        assert answer.status_code == 503 or said == "the request took longer than 15 s"
     finally:
         os.kill(worker, signal.SIGCONT)
     service.wait_workers(1, 0)
@@ -233,7 +233,7 @@ def test_a_worker_that_is_frozen_costs_no_more_than_the_deadline(service: Servic
 async def test_work_that_a_frozen_worker_had_begun_ends_with_504(service: Service) -> None:
     worker = service.pids()[1]
     text = " ".join(f"x{index}" for index in range(60))
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         body = {"model": MODEL, "input": [text] * 8}
         calls = [
             asyncio.ensure_future(client.post(f"{service.url}/v1/embeddings", json=body)) for _ in range(2)
@@ -257,10 +257,7 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
     found = error(answer, 503)
     assert "embed worker" in found["message"] or "instance" in found["message"]
     assert int(answer.headers["retry-after"]) >= 1
-    deadline = time.monotonic() + 120
-    while post(service).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: post(service).status_code == 200, 120)
 
 
 def test_text_needs_no_encode_worker(checkpoint: Path, tmp_path: Path) -> None:

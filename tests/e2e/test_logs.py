@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
 from tests.e2e.test_e_p import image_input, picture
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
@@ -43,10 +43,10 @@ def about(service: Disaggregated, request_id: str) -> dict[str, list[dict[str, A
 
 def wait_about(service: Disaggregated, request_id: str, *roles: str) -> dict[str, dict[str, Any]]:
     """The one line of each role, once all are there."""
-    deadline = time.monotonic() + 20
-    while not set(roles) <= (found := about(service, request_id)).keys():
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    wait_until(
+        lambda: set(roles) <= about(service, request_id).keys(), said=lambda: about(service, request_id)
+    )
+    found = about(service, request_id)
     assert found.keys() == set(roles)
     assert all(len(written) == 1 for written in found.values()), found
     return {role: written[0] for role, written in found.items()}
@@ -129,10 +129,8 @@ def test_a_client_that_hangs_up_leaves_one_line(service: Disaggregated) -> None:
         httpx.post(
             f"{service.url}/v1/embeddings", json=body, headers=headers, timeout=httpx.Timeout(30, read=0.05)
         )
-    deadline = time.monotonic() + 20
-    while not (found := about(service, "hung-up").get("frontend")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    found = wait_until(lambda: about(service, "hung-up").get("frontend"))
+    assert found is not None
     assert [(line["status"], line["code"], line["level"]) for line in found] == [(499, "cancelled", "INFO")]
 
 

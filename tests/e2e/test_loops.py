@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import httpx
 import pytest
 from benchmarks.ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -78,13 +79,6 @@ asyncio.run(main())
 """
 
 
-def until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-
-
 @contextmanager
 def process(script: str, *arguments: str, log: Path, **environment: str) -> Iterator[None]:
     with log.open("wb") as output:
@@ -122,10 +116,10 @@ def test_a_frontend_whose_loop_keeps_failing_is_unhealthy(checkpoint: Path, tmp_
     url, odd, log = f"http://127.0.0.1:{port}", tmp_path / "odd", tmp_path / "log"
     command = ["--model-path", str(checkpoint), "--port", str(port), "--discovery-backend", "file"]
     with process(FRONTEND, str(odd), *command, log=log, DYN_FILE_KV=str(tmp_path / "discovery")):
-        until(lambda: status(f"{url}/live") == 200, log)
+        wait_until(lambda: status(f"{url}/live") == 200, said=log.read_text)
         assert httpx.get(f"{url}/health").json()["status"] == "not ready"
         odd.touch()
-        until(lambda: status(f"{url}/live") == 503, log)
+        wait_until(lambda: status(f"{url}/live") == 503, said=log.read_text)
         health, nim = httpx.get(f"{url}/health"), httpx.get(f"{url}/v1/health/ready")
         said = "not ready: the loop 'discovery of "
         assert health.status_code == 503 and health.json()["status"].startswith(said)
@@ -133,7 +127,7 @@ def test_a_frontend_whose_loop_keeps_failing_is_unhealthy(checkpoint: Path, tmp_
         assert health.json()["status"].endswith(" has failed 5 times in a row, last with RuntimeError")
         assert failures(url, "discovery") >= 5
         odd.unlink()
-        until(lambda: status(f"{url}/live") == 200, log)
+        wait_until(lambda: status(f"{url}/live") == 200, said=log.read_text)
         assert httpx.get(f"{url}/health").json()["status"] == "not ready"
     assert "RuntimeError: odd" in log.read_text() and "should be replaced" in log.read_text()
 
@@ -143,11 +137,11 @@ def test_a_worker_whose_loop_keeps_failing_is_unhealthy(tmp_path: Path) -> None:
     url, odd, log = f"http://127.0.0.1:{port}", tmp_path / "odd", tmp_path / "log"
     discovery = str(tmp_path / "discovery")
     with process(WORKER, str(odd), log=log, DYN_FILE_KV=discovery, DYN_SYSTEM_PORT=str(port)):
-        until(lambda: status(f"{url}/health") == 200, log)
+        wait_until(lambda: status(f"{url}/health") == 200, said=log.read_text)
         odd.touch()
-        until(lambda: status(f"{url}/health") == 503, log)
+        wait_until(lambda: status(f"{url}/health") == 503, said=log.read_text)
         assert status(f"{url}/live") == 503
         assert failures(url, "registration") >= 5
         odd.unlink()
-        until(lambda: status(f"{url}/health") == 200, log)
+        wait_until(lambda: status(f"{url}/health") == 200, said=log.read_text)
     assert "RuntimeError: odd" in log.read_text() and "should be replaced" in log.read_text()

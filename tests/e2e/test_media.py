@@ -60,7 +60,7 @@ def frontend(allowed: bool, folder: Path, service: Disaggregated) -> Iterator[st
 
 def ask(frontend: str, url: str) -> httpx.Response:
     body = {"model": MODEL, "input": [[{"type": "image_url", "image_url": {"url": url}}]]}
-    return httpx.post(f"{frontend}/v1/embeddings", json=body, timeout=30)
+    return httpx.post(f"{frontend}/v1/embeddings", json=body, timeout=60)
 
 
 def test_an_image_by_url(

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.e2e.monitoring import Prometheus, prometheus
 from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.e2e.test_e_p import image_input, picture
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.service,
@@ -80,10 +81,11 @@ def scraped(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def eventually(prom: Prometheus, exprs: list[str], seconds: float = 60.0) -> None:
     """Every expression has a number; rates need two scrapes, rules an evaluation more."""
-    deadline = time.monotonic() + seconds
-    while missing := [expr for expr in exprs if not prom.has_data(expr)]:
-        assert time.monotonic() < deadline, missing
-        time.sleep(0.5)
+
+    def missing() -> list[str]:
+        return [expr for expr in exprs if not prom.has_data(expr)]
+
+    wait_until(lambda: not missing(), seconds, said=missing)
 
 
 def test_every_panel_of_the_dashboard_has_data(scraped: Prometheus) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import Case, cases, cosine, parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -112,11 +112,13 @@ def test_alone_then_in_company(
     if route is not None:
         made = [after - then for after, then in zip(transfers(served.running, route), before, strict=True)]
         assert made == [2, 2]
-        deadline = time.monotonic() + 15
+
+        def leases() -> float:
+            return served.running.worker_metric(0, "tessera_slab_leases")
+
         # Of the shared service, another test's may still have to run out.
-        while leases := served.running.worker_metric(0, "tessera_slab_leases"):
-            assert path == "e_p auto" and time.monotonic() < deadline, leases
-            time.sleep(0.2)
+        assert path == "e_p auto" or not leases()
+        wait_until(lambda: not leases())
     print(f"{path}: worst cosine {worst:.8f}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.several import Several, several
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -29,14 +29,13 @@ def vector(running: Several) -> np.ndarray:
 
 def wait(running: Several, *dtypes: str) -> None:
     """Until the model's card has a worker of each of these types, and of no other."""
-    deadline = time.monotonic() + SECONDS
-    found: list[str] = []
-    while found != list(dtypes):
-        assert time.monotonic() < deadline and running.workers[NAME].poll() is None, found
+
+    def found() -> list[str]:
         vector(running)
         card = httpx.get(f"{running.url}/v1/models/{NAME}").json()
-        found = sorted(kind["dtype"] for kind in card["precision"])
-        time.sleep(0.05)
+        return sorted(kind["dtype"] for kind in card["precision"])
+
+    wait_until(lambda: found() == list(dtypes), SECONDS, process=running.workers[NAME], said=found)
 
 
 def end(worker: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import yaml
 from tests.e2e.inputs import parts
 from tests.e2e.service import ROOT, free_ports, group_members, lasting_members
 from tests.signals import default_signals
+from tests.waiting import wait_for_line
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
@@ -57,10 +57,7 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
             preexec_fn=default_signals,
         )
     try:
-        deadline = time.monotonic() + 120
-        while b"tessera: ready at" not in log.read_bytes():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for_line(log, "tessera: ready at", 120, process=process)
         body = {"model": "a model", "input": ["a text", parts(None, IMAGE.read_bytes())]}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
         assert len(answer.json()["data"]) == 2, answer.text
@@ -89,10 +86,7 @@ def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Pa
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 120
-        while b"tessera: ready at" not in log.read_bytes():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for_line(log, "tessera: ready at", 120, process=process)
         # Image decoders are processes below the encode worker.
         body = {"model": checkpoint.name, "input": [parts(None, IMAGE.read_bytes())]}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
@@ -102,7 +96,7 @@ def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Pa
         said = f"something listens on 127.0.0.1:{port} already: a Tessera with pid {process.pid}"
         assert second.returncode == 1 and said in second.stderr
         process.kill()
-        process.wait(20)
+        process.wait(60)
         assert lasting_members(process.pid) == []
         # The port is free.
         socket.create_server(("127.0.0.1", port)).close()
@@ -163,10 +157,7 @@ def test_a_second_service_takes_other_ports_for_its_workers(checkpoint: Path, tm
                 start_new_session=True,
                 preexec_fn=default_signals,
             )
-        deadline = time.monotonic() + 120
-        while b"tessera: ready at" not in log.read_bytes():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for_line(log, "tessera: ready at", 120, process=process)
         same = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert "already: a Tessera with pid" in same.stderr and "name another with" not in same.stderr
         os.killpg(process.pid, signal.SIGINT)

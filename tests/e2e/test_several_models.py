@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -21,6 +19,7 @@ from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.e2e.several import Several, listing, several
 from tests.signals import freeze, signal_process
+from tests.waiting import wait_for_line, wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
 
@@ -170,13 +169,12 @@ def test_a_model_without_workers_refuses_its_own_requests_alone(
 
 def until_health(url: str, status: int, said: str) -> None:
     """Wait until a frontend answers so."""
-    deadline, found = time.monotonic() + 60, None
-    while found != (status, said):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-        with suppress(httpx.TransportError):
-            answer = httpx.get(f"{url}/health")
-            found = answer.status_code, answer.json()["status"]
+
+    def found() -> tuple[int, str]:
+        answer = httpx.get(f"{url}/health")
+        return answer.status_code, answer.json()["status"]
+
+    wait_until(lambda: found() == (status, said), despite=httpx.TransportError)
 
 
 def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints: dict[str, Path]) -> None:
@@ -194,8 +192,7 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
                 statuses.add(client.post("/v1/embeddings", json=body).status_code)
 
     with ThreadPoolExecutor(2) as pool:
-        for number in range(2):
-            pool.submit(ask, number)
+        asking = [pool.submit(ask, number) for number in range(2)]
         try:
             models.serve(
                 pictures, texts, listing("later", checkpoints[RERANKER], 2, loading="is being downloaded")
@@ -215,8 +212,7 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
             assert models.post("/v1/embeddings", input="a").status_code == 200
             (models.folder / "models.json").write_text("models: [")
             models.frontend.send_signal(signal.SIGHUP)
-            while "the models stay as they are" not in models.log.read_text():
-                assert models.frontend.poll() is None
+            wait_for_line(models.log, "the models stay as they are", process=models.frontend)
             assert models.post("/v1/embeddings", input="a").status_code == 200
             models.serve(pictures, {**texts, "served_model_names": [TEXTS, "another"]}, reranker)
             for name in (TEXTS, RERANKER):
@@ -224,14 +220,16 @@ def test_models_come_and_go_while_the_others_answer(models: Several, checkpoints
             assert width(models.post("/v1/embeddings", model="another", input="a")) == TINY.hidden
             broken = listing("broken", models.folder, 3)
             models.serve(pictures, texts, reranker, broken)
-            while "cannot be opened" not in models.health("broken").get("status", ""):
-                assert models.frontend.poll() is None
+            wait_until(
+                lambda: "cannot be opened" in models.health("broken").get("status", ""),
+                process=models.frontend,
+            )
             assert models.post("/v1/embeddings", model="broken", input="a").status_code == 503
             models.serve(pictures, texts, reranker)
             models.wait("broken", status=None)
         finally:
             done.set()
-    assert statuses == {200}
+    assert [one.result() for one in asking] == [None, None] and statuses == {200}
     metrics = httpx.get(f"{models.url}/metrics").text
     gauges = [line for line in metrics.splitlines() if line.startswith("tessera_workers{")]
     assert len(gauges) == 6 and not any("later" in line or "broken" in line for line in gauges)
@@ -260,5 +258,6 @@ def test_a_flood_on_one_model_refuses_nobody_who_asks_another(models: Several) -
         refused = [answer.result() for answer in answers]
     signal_process(victim, signal.SIGCONT)
     assert others == [200] * 20
-    assert refused.count(429) > 100 and set(refused) <= {0, 429, 503}
+    # A worker that stands still is set aside after some seconds: then there is none, 503.
+    assert refused.count(429) + refused.count(503) > 100 and set(refused) <= {0, 429, 503}
     models.wait(TEXTS)

@@ -30,7 +30,7 @@ def test_the_launcher_and_clients_speak_tls(checkpoint: Path, tmp_path: Path) ->
     ) as running:
         url, *own = (plain.replace("http:", "https:") for plain in (running.url, *running.frontend_urls))
         assert f"ready at {url}" in running.log.read_text()
-        with httpx.Client(verify=authority.client, timeout=30) as http:
+        with httpx.Client(verify=authority.client, timeout=60) as http:
             for each in (url, *own):
                 health = http.get(f"{each}/health").json()
                 assert (health["status"], health["frontends"]) == ("ready", 2)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.e2e.service import MODEL, free_ports
 from tests.e2e.test_e_p import image_input, picture
 from tests.tracing.asking import Asker
 from tests.tracing.collector import Collector, Exported, collecting
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
@@ -178,10 +178,9 @@ def test_a_process_that_ends_exports_what_it_has(checkpoint: Path, tmp_path: Pat
 
 
 def _patiently(url: str, process: subprocess.Popen[bytes]) -> httpx.Response:
-    deadline = time.monotonic() + 60
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline
-        try:
-            return httpx.post(url, json={"model": MODEL, "input": "text"})
-        except httpx.TransportError:
-            time.sleep(0.05)
+    # A refusal is false.
+    return wait_until(
+        lambda: [httpx.post(url, json={"model": MODEL, "input": "text"})],
+        despite=httpx.TransportError,
+        process=process,
+    )[0]

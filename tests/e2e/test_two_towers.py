@@ -19,6 +19,7 @@ from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.models.running import Given
 from tests.references.families import reference_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -130,10 +131,13 @@ def test_a_worker_that_dies_is_replaced(served: Served, photos: dict[str, bytes]
         if alone is not None:
             # Of texts nobody answers now; images need nobody but their own worker.
             assert served.embed(alone)[0] @ served.expected[len(TEXTS)] >= 0.99999
-        deadline = time.monotonic() + 90
-        while (answer := served.post(input=[fresh, *TEXTS])).status_code != 200:
-            assert answer.status_code in (502, 503, 504), answer.text
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+
+        def answered() -> httpx.Response | None:
+            answer = served.post(input=[fresh, *TEXTS])  # noqa: B023
+            assert answer.status_code in (200, 502, 503, 504), answer.text
+            return answer if answer.status_code == 200 else None
+
+        answer = wait_until(answered, 120)
+        assert answer is not None
         row = np.array(answer.json()["data"][0]["embedding"])
         assert row @ served.expected[len(TEXTS)] >= 0.99999

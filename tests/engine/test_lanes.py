@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from tessera.engine.lanes import Lanes
 from tessera.launched import Launched
 from tests.torch_threads import torch_threads
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -28,19 +28,12 @@ def run(lanes: Lanes, work: Callable[[Any], Any], pieces: list[int], sizes: list
     return Launched.of_futures(lanes.start(work, pieces, sizes), list).result()
 
 
-def until_idle(lanes: Lanes) -> None:
-    """A result is there a moment before its piece is counted as done."""
-    deadline = time.monotonic() + 30
-    while lanes.busy:
-        assert time.monotonic() < deadline
-
-
 def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
     # Nobody gets past it unless all three are there.
     together = threading.Barrier(3)
 
     def work(piece: int) -> tuple[int, int]:
-        together.wait(30)
+        together.wait(60)
         return piece * 10, torch.get_num_threads()
 
     assert run(lanes, work, [1, 2, 3], [1, 1, 1]) == [(10, 1), (20, 1), (30, 1)]
@@ -50,7 +43,7 @@ def test_a_few_lanes_share_many_threads() -> None:
     together = threading.Barrier(4)
 
     def work(piece: int) -> int:
-        together.wait(30)
+        together.wait(60)
         return torch.get_num_threads()
 
     with torch_threads(10):
@@ -76,7 +69,7 @@ def test_results_are_in_order_and_the_largest_begins_first(lanes: Lanes) -> None
     def work(piece: int) -> int:
         begun.append(piece)
         if piece != 1:
-            first_three.wait(30)
+            first_three.wait(60)
         return -piece
 
     assert run(lanes, work, [4, 1, 9, 2], [4, 1, 9, 2]) == [-4, -1, -9, -2]
@@ -91,7 +84,7 @@ def test_an_error_is_raised_once_nothing_runs_any_more(lanes: Lanes) -> None:
         if piece == 0:
             failed.set()
             raise ValueError("the first piece")
-        failed.wait(30)
+        failed.wait(60)
         ended.append(piece)
 
     with pytest.raises(ValueError, match="the first piece"):
@@ -103,12 +96,12 @@ def test_a_batch_begins_while_the_last_piece_of_the_one_before_runs(lanes: Lanes
     held, begun = threading.Event(), threading.Barrier(3)
 
     def last(piece: int) -> int:
-        held.wait(30)
+        held.wait(60)
         return piece
 
     def work(piece: int) -> int:
         # Beside the first batch's piece, on the other two lanes and the main thread.
-        begun.wait(30)
+        begun.wait(60)
         return piece
 
     first = Launched.of_futures(lanes.start(last, [7], [1]), list)
@@ -116,13 +109,14 @@ def test_a_batch_begins_while_the_last_piece_of_the_one_before_runs(lanes: Lanes
     first.when_done(told.set)
     assert lanes.busy and first.tells and not first.done()
     second = lanes.start(work, [1, 2], [1, 1])
-    begun.wait(30)
-    assert [future.result(30) for future in second] == [1, 2]
+    begun.wait(60)
+    assert [future.result(60) for future in second] == [1, 2]
     assert not first.done() and not told.is_set()
     held.set()
-    assert told.wait(30) and first.result() == [7]
+    assert told.wait(60) and first.result() == [7]
     assert first.done()
-    until_idle(lanes)
+    # A result is there a moment before its piece is counted as done.
+    wait_until(lambda: not lanes.busy)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +138,13 @@ def test_whether_pieces_keep_the_lanes_busy(lanes: Lanes, sizes: list[int], suit
 
 def test_behind_others_each_lane_must_have_a_piece(lanes: Lanes) -> None:
     held = threading.Event()
-    running = lanes.start(lambda _: held.wait(30), [0], [1])
+    running = lanes.start(lambda _: held.wait(60), [0], [1])
     assert lanes.busy
     assert lanes.suit([9, 1, 1]) and not lanes.suit([1, 1])
     held.set()
     wait(running)
-    until_idle(lanes)
+    # A result is there a moment before its piece is counted as done.
+    wait_until(lambda: not lanes.busy)
     assert not lanes.suit([9, 1, 1])
 
 

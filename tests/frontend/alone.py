@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import httpx
 
 from tests.e2e.service import MODEL, free_ports
 from tests.forks.popen import Forked
+from tests.waiting import wait_until
 
 MOST_TURN_MS = 100.0
 """Of ``longest_turn_ms``, whatever comes within the limits."""
@@ -40,6 +41,13 @@ class Alone:
         """Begin to count ``peak_bytes`` anew, and give what it is now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.peak_bytes
+
+    @property
+    def in_flight(self) -> int:
+        """The requests that have a place; asking for it takes none, and no key where it is open."""
+        metrics = self.http.get("/metrics").raise_for_status().text
+        (value,) = re.findall(r"^tessera_requests_in_flight (\S+)$", metrics, re.MULTILINE)
+        return int(float(value))
 
     @property
     def longest_turn_ms(self) -> float:
@@ -83,12 +91,8 @@ def frontend_process(
     with log.open("wb") as errors:
         process = Forked(command, env=settings, stderr=errors)
     try:
-        with httpx.Client(base_url=url, timeout=30, verify=False) as client:
-            deadline = time.monotonic() + 60
-            while not _answers(client):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, "the frontend does not answer"
-                time.sleep(0.05)
+        with httpx.Client(base_url=url, timeout=60, verify=False) as client:
+            wait_until(lambda: _answers(client), process=process, said=log.read_text)
             yield Alone(client, process, log)
     finally:
         process.send_signal(signal.SIGTERM)

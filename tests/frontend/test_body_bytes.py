@@ -7,9 +7,8 @@ import re
 import selectors
 import socket
 import sys
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tessera_kserve.receiving import WINDOW_BYTES
 from tessera_kserve.silence import MOST_GROWTH_BYTES
 from tests.e2e.service import free_ports
 from tests.frontend.alone import Alone, frontend_process
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.kserve]
 
@@ -75,13 +75,6 @@ def headers(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def fill(connections: list[socket.socket]) -> None:
     """Send all but the last byte on each connection, as far as somebody reads it."""
     left = dict.fromkeys(connections, BODY - 1)
@@ -133,7 +126,7 @@ def test_half_bodies_take_no_more_than_the_budget(running: Running, path: str, r
         assert answer.status_code == 400
     assert running.alone.peak_bytes - rest < BUDGET + MORE
     assert running.refusals() >= 27
-    wait_for(lambda: running.held_bytes == 0)
+    wait_until(lambda: running.held_bytes == 0)
 
 
 def test_a_chunked_body_counts_as_it_comes(running: Running) -> None:
@@ -145,21 +138,21 @@ def test_a_chunked_body_counts_as_it_comes(running: Running) -> None:
             connections.append(connection)
             before = running.held_bytes
             connection.sendall(chunk * 2)
-            wait_for(lambda before=before: running.held_bytes >= before + 16 * MIB - MIB)  # type: ignore[misc]
+            wait_until(lambda before=before: running.held_bytes >= before + 16 * MIB - MIB)  # type: ignore[misc]
         assert statuses(connections) == {b"": 4}
-    wait_for(lambda: running.held_bytes == 0)
+    wait_until(lambda: running.held_bytes == 0)
 
 
 def test_a_body_is_refused_when_it_is_announced(running: Running) -> None:
     with ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(running.announce(KSERVE, ALICE, length=BODY))
-        wait_for(lambda: running.held_bytes >= 2 * BODY)
+        wait_until(lambda: running.held_bytes >= 2 * BODY)
         last = stack.enter_context(running.announce(KSERVE, ALICE, length=BODY))
         assert b"this API key's share of the service is used" in last.recv(4096)
         unknown = stack.enter_context(running.announce("/v2/models/none/infer", BOB, length=BODY))
         assert unknown.recv(4096)[9:12] == b"404"
-    wait_for(lambda: running.held_bytes == 0)
+    wait_until(lambda: running.held_bytes == 0)
     answer = running.alone.http.post("/v1/embeddings", content=b" " * 65 * MIB, headers=headers(ALICE))
     assert answer.status_code == 413
 
@@ -194,16 +187,16 @@ async def test_a_message_that_waits_for_its_turn_takes_its_window_alone(running:
     raw = pb.ModelInferRequest(model_name="router", raw_input_contents=[bytes(8 * MIB)]).SerializeToString()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel:
         silent = [channel.stream_unary(infer)(metadata=metadata) for _ in range(16)]
-        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= 12 * 16 * MIB + 16 * WINDOW_BYTES)
+        await asyncio.to_thread(wait_until, lambda: running.held_bytes >= 12 * 16 * MIB + 16 * WINDOW_BYTES)
         held = running.held_bytes
         rest = running.alone.forget_peak()
         calls = [channel.unary_unary(infer)(raw, metadata=metadata) for _ in range(24)]
-        await asyncio.to_thread(wait_for, lambda: running.held_bytes >= held + 24 * WINDOW_BYTES)
+        await asyncio.to_thread(wait_until, lambda: running.held_bytes >= held + 24 * WINDOW_BYTES)
         # For what would come unasked: of gRPC's own windows all 192 MiB did within a second.
         await asyncio.sleep(2)
         assert not any(call.done() for call in (*silent, *calls))
         assert running.alone.peak_bytes - rest < 24 * WINDOW_BYTES + 48 * MIB
-    await asyncio.to_thread(wait_for, lambda: running.held_bytes == 0)
+    await asyncio.to_thread(wait_until, lambda: running.held_bytes == 0)
 
 
 @asynccontextmanager
@@ -267,7 +260,7 @@ async def test_streams_that_never_end_their_message_are_few(running: Running) ->
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
-    await asyncio.to_thread(wait_for, lambda: running.held_bytes == 0)
+    await asyncio.to_thread(wait_until, lambda: running.held_bytes == 0)
 
 
 def test_the_memory_comes_back(running: Running) -> None:
@@ -275,4 +268,4 @@ def test_the_memory_comes_back(running: Running) -> None:
     with ExitStack() as stack:
         connections = [stack.enter_context(running.announce(KSERVE, ALICE, length=BODY)) for _ in range(3)]
         fill(connections)
-    wait_for(lambda: running.alone.forget_peak() < rest + 100 * MIB)
+    wait_until(lambda: running.alone.forget_peak() < rest + 100 * MIB)

@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from tests.distribution import install
 from tests.e2e.service import ROOT, free_ports
 from tests.frontend.alone import Alone, frontend_process
+from tests.waiting import wait_for_line, wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("forks")]
 
@@ -62,7 +63,7 @@ def test_a_door_listens_before_http_and_is_drained_and_closed_with_the_service(
             assert answers.readline() == b"who is there\n"
             alone.process.send_signal(signal.SIGTERM)
             # Who has knocked already is answered, and nobody else.
-            wait_for(alone, "nobody else may knock")
+            wait_for_line(alone.log, "nobody else may knock")
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=30)
             late.sendall(b"me\n")
@@ -74,19 +75,11 @@ def test_a_door_listens_before_http_and_is_drained_and_closed_with_the_service(
         assert places == sorted(places)
 
 
-def wait_for(alone: Alone, words: str) -> None:
-    for _ in range(600):
-        if words in alone.log.read_text():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError(alone.log.read_text())
-
-
 def test_a_door_says_which_paths_wait_and_which_need_no_key(
     checkpoint: Path, tmp_path: Path, site: str
 ) -> None:
     (tmp_path / "keys").write_text("sk-knock-0123456789 mine\n")
-    flags = ("--api-keys-file", str(tmp_path / "keys"), "--max-in-flight", "1")
+    flags = ("--api-keys-file", str(tmp_path / "keys"), "--max-in-flight", "1", "--open-metrics")
     with knocking(checkpoint, tmp_path, site, *flags) as (alone, _):
         http = alone.http
         assert http.get("/knock").status_code == 200
@@ -96,18 +89,16 @@ def test_a_door_says_which_paths_wait_and_which_need_no_key(
             assert (refused.status_code, refused.json()) == (401, {"knock": "invalid_api_key"}), path
         assert set(http.post("/knock").json()) == {"knock"}
         assert http.post("/knock/wait/a", headers=KEY).json() == {"has_a_place": True}
-        held: list[httpx.Response] = []
-        holding = threading.Thread(
-            target=lambda: held.append(httpx.post(f"{http.base_url}/knock/hold", headers=KEY, timeout=60))
-        )
-        holding.start()
-        while http.post("/v1/embeddings", headers=KEY, json={}).status_code != 429:
-            pass
-        assert http.post("/knock/hold", headers=KEY).json() == {"knock": "overloaded"}
-        assert http.post("/knock/wait/a", headers=KEY).json() == {"has_a_place": False}
-        http.get("/knock/release", headers=KEY)
-        holding.join()
-        assert held[0].status_code == 200
+        # A place is given back behind the answer, and the metric takes none.
+        wait_until(lambda: alone.in_flight == 0)
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(httpx.post, f"{http.base_url}/knock/hold", headers=KEY)
+            wait_until(lambda: held.done() or alone.in_flight == 1)
+            assert http.post("/v1/embeddings", headers=KEY, json={}).status_code == 429
+            assert http.post("/knock/hold", headers=KEY).json() == {"knock": "overloaded"}
+            assert http.post("/knock/wait/a", headers=KEY).json() == {"has_a_place": False}
+            http.get("/knock/release", headers=KEY)
+            assert held.result(60).status_code == 200
 
 
 def test_a_doors_flags_are_listed_and_checked(checkpoint: Path, tmp_path: Path, site: str) -> None:

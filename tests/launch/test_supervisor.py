@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tessera.launch import bound
 from tests.e2e.service import default_signals
 from tests.proc import command_line
 from tests.signals import freeze
+from tests.waiting import wait_until
 
 _PROGRAM = """
 import json, os, pathlib, sys
@@ -75,20 +75,13 @@ def supervising(
             start_new_session=new_session,
         )
     try:
-        wait_for(lambda: len(children(process.pid)) == len(commands))
+        wait_until(lambda: len(children(process.pid)) == len(commands))
         yield process, log
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        process.wait(20)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        process.wait(60)
 
 
 def ignored_by(pid: int) -> int:
@@ -103,7 +96,7 @@ def bit(number: signal.Signals) -> int:
 def test_children_ignore_what_a_terminal_sends_and_nothing_else(tmp_path: Path) -> None:
     with supervising(tmp_path, [["one", "agg", *SLEEP]]) as (process, _):
         (child,) = children(process.pid)
-        wait_for(lambda: command_line(child) == SLEEP)
+        wait_until(lambda: command_line(child) == SLEEP)
         ignored = ignored_by(child)
         for number in signal.valid_signals():
             if number in (signal.SIGINT, signal.SIGHUP):
@@ -117,7 +110,7 @@ def test_children_ignore_what_a_terminal_sends_and_nothing_else(tmp_path: Path) 
 def test_each_signal_has_its_status(tmp_path: Path, number: signal.Signals) -> None:
     with supervising(tmp_path, [["one", "agg", *SLEEP]]) as (process, _):
         process.send_signal(number)
-        assert process.wait(20) == 128 + number
+        assert process.wait(60) == 128 + number
 
 
 def test_what_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
@@ -126,7 +119,7 @@ def test_what_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
 
 
 def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: Path) -> None:
@@ -137,13 +130,13 @@ def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: P
     commands.insert(0, [str(beside), "other", *SLOW, "it"])
     with supervising(tmp_path, commands) as (process, log):
         # Until each has come to its loop.
-        wait_for(lambda: all(children(pid) for pid in children(process.pid)))
+        wait_until(lambda: all(children(pid) for pid in children(process.pid)))
         process.send_signal(signal.SIGINT)
-        wait_for(lambda: "a ends" in log.read_text())
+        wait_until(lambda: "a ends" in log.read_text())
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert log.read_text().split() == ["a", "ends", "b", "ends", "c", "ends"]
         assert beside.read_text() == "it ends\n" and beside.stat().st_mtime > log.stat().st_mtime
 
@@ -152,18 +145,18 @@ def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> 
     commands = [["one", "agg", *STUBBORN], ["two", "frontend", *SLEEP]]
     with supervising(tmp_path, commands) as (process, log):
         stubborn, frozen = children(process.pid)
-        wait_for(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
+        wait_until(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
         # Until a child runs its program, whoever starts it waits for it.
-        wait_for(lambda: command_line(frozen) == SLEEP)
+        wait_until(lambda: command_line(frozen) == SLEEP)
         freeze(frozen)
         process.terminate()
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
         assert log.read_text() == "tessera: killing what has not ended after 1 s\n"
 
 
 def test_a_child_that_keeps_ending_waits_longer_each_time(tmp_path: Path) -> None:
     with supervising(tmp_path, [["one", "agg", "sh", "-c", "sleep 0.05; exit 3"]]) as (_, log):
-        wait_for(lambda: log.read_text().count("ended") == 3)
+        wait_until(lambda: log.read_text().count("ended") == 3)
         assert [line.rpartition(" in ")[2] for line in log.read_text().splitlines()] == ["1 s", "2 s", "4 s"]
         assert "ended with status 3; starting it again" in log.read_text()
 
@@ -174,32 +167,32 @@ def test_a_program_that_has_gone_is_looked_for_again(tmp_path: Path) -> None:
     program.chmod(0o755)
     with supervising(tmp_path, [["one", "agg", str(program)]]) as (process, log):
         (child,) = children(process.pid)
-        wait_for(lambda: command_line(child) == SLEEP)
+        wait_until(lambda: command_line(child) == SLEEP)
         program.rename(tmp_path / "away")
         os.kill(child, signal.SIGKILL)
-        wait_for(lambda: "No such file" in log.read_text())
+        wait_until(lambda: "No such file" in log.read_text())
         (tmp_path / "away").rename(program)
-        wait_for(lambda: [command_line(pid) for pid in children(process.pid)] == [SLEEP])
+        wait_until(lambda: [command_line(pid) for pid in children(process.pid)] == [SLEEP])
 
 
 def test_what_is_told_to_leave_is_not_started_again_and_killed_in_the_end(tmp_path: Path) -> None:
     commands = [["leaving 1", "agg", *STUBBORN], ["leaving 2", "agg", *SLEEP], ["stays", "agg", *SLEEP]]
     with supervising(tmp_path, commands, "reread") as (process, log):
         stubborn, _, stays = children(process.pid)
-        wait_for(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
+        wait_until(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: children(process.pid) == [stays])
+        wait_until(lambda: children(process.pid) == [stays])
         killed = "tessera: killing leaving 1, which has not ended after 1 s\n"
         assert log.read_text() == f"told\n{killed}"
         os.kill(stays, signal.SIGKILL)
-        wait_for(lambda: "stays (pid" in log.read_text())
+        wait_until(lambda: "stays (pid" in log.read_text())
 
 
 def test_one_role_is_told_alone(tmp_path: Path) -> None:
     commands = [["a", "frontend", *SLEEP], ["b", "agg", *SLEEP]]
     with supervising(tmp_path, commands, "reread") as (process, log):
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "a (pid" in log.read_text())
+        wait_until(lambda: "a (pid" in log.read_text())
         assert "b (pid" not in log.read_text()
 
 
@@ -221,11 +214,11 @@ def test_a_terminal_that_is_closed_ends_what_reads_its_file_again_too(tmp_path: 
         )
     try:
         os.close(slave)
-        wait_for(lambda: bool(children(process.pid)))
+        wait_until(lambda: bool(children(process.pid)))
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: told() == 1)
+        wait_until(lambda: told() == 1)
         os.close(master)
-        assert process.wait(20) == 128 + signal.SIGHUP
+        assert process.wait(60) == 128 + signal.SIGHUP
         assert told() == 1
     finally:
         process.kill()
@@ -247,11 +240,11 @@ def test_what_kills_the_launcher_ends_its_children(tmp_path: Path) -> None:
     ]
     with supervising(tmp_path, commands) as (process, _):
         started = children(process.pid)
-        wait_for(lambda: all("bound.py" not in " ".join(command_line(pid)) for pid in started))
+        wait_until(lambda: all("bound.py" not in " ".join(command_line(pid)) for pid in started))
         freeze(started[0])
         process.kill()
-        process.wait(20)
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+        process.wait(60)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 def test_a_child_whose_launcher_has_gone_does_not_begin(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from tessera.local.engines import Engines
 from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.models.base import Role
+from tests.proc import title
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("local"), pytest.mark.usefixtures("forks")]
 
@@ -29,10 +29,6 @@ def picture() -> ImageFile:
     file = io.BytesIO()
     Image.new("RGB", (96, 64), "teal").save(file, "PNG")
     return ImageFile(file.getvalue())
-
-
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def test_texts_and_images_go_in_and_rows_come_out_also_after_a_kill() -> None:
@@ -57,7 +53,7 @@ async def test_texts_and_images_go_in_and_rows_come_out_also_after_a_kill() -> N
         }
         assert vectors.tokens[0] and vectors.tokens[4] > vectors.tokens[0]
         assert (await engines.usage()).images
-        (engine,) = [pid for pid in below(os.getpid()) if b"local.engine_process" in command(pid)]
+        (engine,) = [pid for pid in below(os.getpid()) if "local.engine_process" in title(pid)]
         os.kill(engine, signal.SIGKILL)
         again = await engines.embed(contents)
         assert (again.rows.values * vectors.rows.values).sum(axis=1).min() >= 0.9999

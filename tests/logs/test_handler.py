@@ -8,13 +8,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from tessera import logs
+from tests.waiting import wait_until
 
 BEGIN = """
 import logging, os, signal, sys, threading
@@ -124,10 +124,7 @@ def test_nobody_reads_and_the_process_goes_on(tmp_path: Path) -> None:
         [sys.executable, "-c", BEGIN + program], stdin=subprocess.PIPE, stderr=write
     ) as process:
         os.close(write)
-        deadline = time.monotonic() + 60
-        while not done.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(done.exists, process=process)
         written = b""
         # What waits is written now; then the process may end.
         while select.select([read], [], [], 0.5)[0]:

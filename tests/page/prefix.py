@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.e2e.service import free_ports
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -36,9 +36,8 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
+    wait_until(lambda: server.started or not thread.is_alive())
+    assert server.started
     yield f"http://127.0.0.1:{port}{prefix}"
     server.should_exit = True
     thread.join(timeout=30)

@@ -60,9 +60,8 @@ def test_a_query_under_way_is_not_asked_of_another_model_s_vectors(models: Sever
     held: list[Route] = []
     page.route("**/v1/embeddings", lambda route: held.append(route), times=1)
     page.get_by_role("searchbox").fill("a heart")
-    page.get_by_role("button", name="Search", exact=True).click()
-    while not held:
-        page.wait_for_timeout(10)
+    with page.expect_request("**/v1/embeddings"):
+        page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_label("Model", exact=True).select_option("other")
     expect(page.locator("#model")).to_have_text(": other")
     held[0].continue_()

@@ -23,6 +23,7 @@ from tessera import Embedder
 from tessera.errors import InvalidInput, MediaFetchError, TesseraError, Unavailable, UnsupportedMedia
 from tests.e2e.disaggregated import Disaggregated
 from tests.proc import command_line
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.service,
@@ -239,10 +240,7 @@ def test_what_nobody_refers_to_ends(checkpoint: Path) -> None:
     assert len(engines() - before) == 2
     del embedder
     gc.collect()
-    deadline = time.monotonic() + 30
-    while engines() != before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: engines() == before)
 
 
 def test_what_cannot_be_started_is_refused_at_once(checkpoint: Path, tmp_path: Path) -> None:

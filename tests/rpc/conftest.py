@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pytest
 
 from tessera import wire
 from tessera.rpc import Client, RpcSettings, Runtime, Server, set_environment_defaults
+from tests.waiting import until
 
 INFO = wire.WorkerInfo(
     role="embed", model="m", fingerprint="good", dtype="float32", width=4, row_width=4, images=True
@@ -95,7 +95,7 @@ class Deployment:
 
         self._cleanup.append(stop)
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         assert line.startswith(b"serving"), line
         return process
 
@@ -127,13 +127,6 @@ async def deployment(store: Path) -> AsyncIterator[Deployment]:
     made = Deployment(store, f"rpc{next(_namespaces)}")
     yield made
     await made.close()
-
-
-async def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.01)
 
 
 def echo(size: int = 1, param: str = "input[0]") -> wire.EmbedRequest:

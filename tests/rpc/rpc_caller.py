@@ -9,7 +9,8 @@ import asyncio
 import sys
 
 from tessera.rpc import Client, RpcSettings, Runtime, set_environment_defaults
-from tests.rpc.conftest import echo, until
+from tests.rpc.conftest import echo
+from tests.waiting import until
 
 
 async def main(namespace: str, instance: str, size: str, *params: str) -> None:

@@ -1,9 +1,9 @@
 """A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|later|second|other|broken]
 
-``echo`` answers at once, ``slow`` never, ``later`` never what says so in its ``param``, ``second`` after a
-second of which it says that it has begun, ``other`` says that it serves another model, ``broken`` dies at the
-third piece of a long reply. SIGTERM ends it as it
-ends a real worker: out of discovery first, what is in flight finished.
+``echo`` answers at once, ``slow`` never, ``later`` never what says so in its ``param``, ``second`` after two
+seconds. Of each call ``slow`` and ``second`` say that it has begun. ``other`` says that it serves another
+model, ``broken`` dies at the third piece of a long reply. SIGTERM ends it as it ends a real worker: out of
+discovery first, what is in flight finished.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ async def main(namespace: str, kind: str = "echo") -> None:
     async def handle(message: wire.Request) -> wire.Reply:
         if isinstance(message, wire.Describe):
             return msgspec.structs.replace(INFO, fingerprint="bad" if kind == "other" else "good")
+        if kind in ("slow", "second"):
+            print("begun", flush=True)
         if kind == "slow" or (kind == "later" and "later" in repr(message)):
             await asyncio.sleep(600)
         if kind == "second":
-            print("begun", flush=True)
-            await asyncio.sleep(1)
+            await asyncio.sleep(2)
         return echoed(message)
 
     if kind == "broken":

@@ -18,7 +18,8 @@ from tessera.logs import JsonFormatter, count, note
 from tessera.rpc import Server
 from tessera.worker import access_log as module
 from tessera.worker.access_log import AccessLog
-from tests.rpc.conftest import INFO, Deployment, echo, echoed, until
+from tests.rpc.conftest import INFO, Deployment, echo, echoed
+from tests.waiting import until
 
 Lines = list[dict[str, Any]]
 
@@ -71,10 +72,10 @@ async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, li
 
     server, access_log = await serve(deployment, handler, linger=600.0)
     client = await deployment.client()
-    await client.call(server.instance, wire.Describe(), timeout=10)
-    calls = [client.call(server.instance, named("many"), timeout=10) for _ in range(3)]
-    await asyncio.gather(*calls, client.call(server.instance, named("one"), timeout=10))
-    await client.call(server.instance, named("many"), timeout=10)
+    await client.call(server.instance, wire.Describe(), timeout=60)
+    calls = [client.call(server.instance, named("many"), timeout=60) for _ in range(3)]
+    await asyncio.gather(*calls, client.call(server.instance, named("one"), timeout=60))
+    await client.call(server.instance, named("many"), timeout=60)
     await until(lambda: server.in_flight == 0)
     access_log.flush()
     inside = [line for line in lines if line["target"] == "tessera.inside"]
@@ -104,7 +105,7 @@ async def test_who_is_to_blame_gives_the_level(deployment: Deployment, lines: Li
     client = await deployment.client()
     for name in (*raised, "partly ours"):
         with suppress(TesseraError):
-            await client.call(server.instance, named(name), timeout=10)
+            await client.call(server.instance, named(name), timeout=60)
     await until(lambda: len(lines) == 5)
     found = {line["request_id"]: line for line in lines}
     assert {name: (line["level"], line["outcome"]) for name, line in found.items()} == {
@@ -131,7 +132,7 @@ async def test_a_caller_that_went_away_leaves_a_line(deployment: Deployment, lin
 
     server, _ = await serve(deployment, handler)
     client = await deployment.client()
-    call = asyncio.ensure_future(client.call(server.instance, named("gone"), timeout=30))
+    call = asyncio.ensure_future(client.call(server.instance, named("gone"), timeout=60))
     await until(lambda: server.in_flight == 1)
     call.cancel()
     await until(lambda: lines)
@@ -145,7 +146,7 @@ async def test_stopping_writes_what_has_ended(deployment: Deployment, lines: Lin
 
     server, access_log = await serve(deployment, handler)
     client = await deployment.client()
-    await client.call(server.instance, named("last"), timeout=10)
+    await client.call(server.instance, named("last"), timeout=60)
     await server.stop(timeout=0.0)
     access_log.flush()
     assert [line["request_id"] for line in lines] == ["last"]

@@ -16,7 +16,8 @@ import pytest
 from tessera.errors import DiscoveryLost
 from tessera.rpc import Client, Peers, RpcSettings, Runtime, Server, until_back
 from tests.e2e.faults.stores import Etcd, Nats
-from tests.rpc.conftest import Deployment, echoing, until
+from tests.rpc.conftest import Deployment, echoing
+from tests.waiting import until
 
 CONFIG = RpcSettings(namespace="lost", discovery_backend="etcd")
 
@@ -43,21 +44,21 @@ async def test_a_runtime_whose_lease_is_gone_says_so(etcd: Etcd) -> None:
     server = Server(runtime, runtime.address("embed"), echoing)
     await server.start()
     peers = Peers(await Client.connect(runtime, server.address), lambda _: None)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     # Longer than a lease: it is renewed.
     await asyncio.sleep(5)
     assert not lost.done()
     await revoke_leases(etcd)
-    assert isinstance(await asyncio.wait_for(lost, 30), DiscoveryLost)
+    assert isinstance(await asyncio.wait_for(lost, 60), DiscoveryLost)
     # Requests that wait for a worker need not wait for the rest of their time.
     await until(lambda: not peers.ready)
     waiting = asyncio.ensure_future(peers.wait(600))
     await asyncio.sleep(0)
     peers.expect_none()
-    assert not await asyncio.wait_for(waiting, 10)
+    assert not await asyncio.wait_for(waiting, 60)
     assert not await peers.wait_back(600, 600)
     await peers.close()
-    await asyncio.wait_for(server.stop(timeout=1), 20)
+    await asyncio.wait_for(server.stop(timeout=1), 60)
     runtime.shutdown()
 
 
@@ -71,7 +72,7 @@ async def test_a_removed_discovery_directory_is_a_loss(deployment: Deployment) -
     assert not lost.done()
     shutil.rmtree(deployment.store)
     (deployment.store / "v1" / "instances").mkdir(parents=True)
-    assert isinstance(await asyncio.wait_for(lost, 10), DiscoveryLost)
+    assert isinstance(await asyncio.wait_for(lost, 60), DiscoveryLost)
 
 
 # Registers while it watches for the end of its runtime.
@@ -110,8 +111,8 @@ def test_a_runtime_is_watched_while_it_registers(store: Path, tmp_path: Path) ->
 
 
 async def test_discovery_is_waited_for(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    await asyncio.wait_for(until_back("etcd"), 10)
-    await asyncio.wait_for(until_back("file"), 1)
+    await asyncio.wait_for(until_back("etcd"), 60)
+    await asyncio.wait_for(until_back("file"), 60)
     etcd.stop()
     # One server of a cluster is enough, with a scheme or without.
     monkeypatch.setenv("ETCD_ENDPOINTS", f"http://127.0.0.1:1, 127.0.0.1:{etcd.port}")
@@ -119,4 +120,4 @@ async def test_discovery_is_waited_for(etcd: Etcd, monkeypatch: pytest.MonkeyPat
     await asyncio.sleep(1)
     assert not waiting.done()
     await asyncio.to_thread(etcd.start)
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 60)

@@ -13,9 +13,10 @@ from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, InvalidInput, Unavailable
 from tessera.rpc import Client, Server
 from tessera.rpc import client as client_module
-from tests.rpc.conftest import Deployment, echo, echoed, until
+from tests.rpc.conftest import Deployment, echo, echoed
 from tests.tracing.collector import Collector
 from tests.tracing.conftest import collector as collector
+from tests.waiting import until
 
 KIB = 1 << 10
 
@@ -101,7 +102,7 @@ async def test_calls_that_meet_travel_together_and_come_back_in_any_order(
     assert server.in_flight == client.under_way == 5
     for done, left in (("d", 4), ("a", 3)):
         await held.release(done)
-        await asyncio.wait_for(calls[done], 10)
+        await asyncio.wait_for(calls[done], 60)
         assert server.in_flight == client.under_way == left
     await held.release("b", "c", "e")
     await asyncio.gather(calls["b"], calls["c"], calls["e"])
@@ -125,7 +126,7 @@ async def test_calls_wait_for_each_other_only_while_others_are_under_way(
         await Calling(client, server, name)[name]
     held_up = Calling(client, server, "c")
     await until(lambda: "c" in held.begun)
-    monkeypatch.setattr(client_module, "_LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "_LINGER_SECONDS", 2.0)
     calls = [Calling(client, server, "d")]
     await asyncio.sleep(0.01)
     calls.append(Calling(client, server, "e"))
@@ -148,7 +149,7 @@ async def test_one_cancelled_of_many_stops_its_own_work_alone(
     await until(lambda: held.cancelled == ["b"])
     await until(lambda: server.in_flight == 2)
     await held.release("a")
-    assert isinstance(await asyncio.wait_for(calls["a"], 10), wire.EmbedReply)
+    assert isinstance(await asyncio.wait_for(calls["a"], 60), wire.EmbedReply)
     # Nobody waits for any of them now: the stream itself ends.
     calls["c"].cancel()
     await until(lambda: held.cancelled == ["b", "c"])
@@ -194,7 +195,7 @@ async def test_the_trace_of_each_is_its_own(
 
     async def call(name: str) -> None:
         with tracing.serve(name, {}):
-            await client.call(server.instance, echo(param=name), timeout=30)
+            await client.call(server.instance, echo(param=name), timeout=60)
 
     calls = [asyncio.ensure_future(call(name)) for name in ("a", "b", "c")]
     await held.release("a", "b", "c")
@@ -242,7 +243,7 @@ async def test_a_large_message_travels_alone_and_many_make_several_calls(
     server = await deployment.serve(handler)
     client = await deployment.client()
     asked = [1, 1, 100 * KIB, 1, *[60 * KIB] * 10, *[1] * 300]
-    replies = await asyncio.gather(*(client.call(server.instance, echo(size), timeout=30) for size in asked))
+    replies = await asyncio.gather(*(client.call(server.instance, echo(size), timeout=60) for size in asked))
     for size, reply in zip(asked, replies, strict=True):
         assert isinstance(reply, wire.EmbedReply) and len(reply.rows) == size
     sent = [call for call in payloads if isinstance(call, wire.Calls)]
@@ -274,7 +275,7 @@ async def test_a_killed_worker_fails_only_what_it_has_not_answered(deployment: D
     client = await deployment.client()
     (instance,) = client.instances()
     calls = {
-        name: asyncio.ensure_future(client.call(instance, echo(param=name), timeout=30))
+        name: asyncio.ensure_future(client.call(instance, echo(param=name), timeout=60))
         for name in ("now-1", "later-1", "now-2", "later-2")
     }
     await asyncio.gather(calls["now-1"], calls["now-2"])
@@ -282,7 +283,7 @@ async def test_a_killed_worker_fails_only_what_it_has_not_answered(deployment: D
     process.send_signal(signal.SIGKILL)
     for name in ("later-1", "later-2"):
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(calls[name], 20)
+            await asyncio.wait_for(calls[name], 60)
 
 
 async def test_a_caller_that_goes_away_stops_all_its_work(deployment: Deployment) -> None:
@@ -307,9 +308,9 @@ async def test_draining_waits_for_joint_calls(deployment: Deployment) -> None:
     stopping = asyncio.ensure_future(server.stop(timeout=20))
     await until(lambda: client.instances() == [])
     await held.release("b")
-    await asyncio.wait_for(calls["b"], 10)
+    await asyncio.wait_for(calls["b"], 60)
     assert not stopping.done()
     await held.release("c")
     assert isinstance(await calls["c"], wire.EmbedReply)
-    await asyncio.wait_for(stopping, 10)
+    await asyncio.wait_for(stopping, 60)
     assert server.in_flight == 0

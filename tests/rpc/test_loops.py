@@ -12,7 +12,8 @@ from tessera import wire
 from tessera.rpc import Client, Peers, Runtime, Server
 from tessera.tasks import KEEPER
 from tests.loops import Switch, fails_and_goes_on, quick
-from tests.rpc.conftest import Deployment, echoing, until
+from tests.rpc.conftest import Deployment, echoing
+from tests.waiting import until
 
 __all__ = ["quick"]
 
@@ -56,7 +57,7 @@ async def test_discovery_is_followed_after_an_error(
     server = await deployment.serve(echoing)
     peers = Peers(await Client.connect(runtime, server.address), lambda _: None)
     try:
-        assert await peers.wait(10)
+        assert await peers.wait(60)
         second: list[Server] = []
 
         def two() -> bool:

@@ -12,7 +12,8 @@ import pytest
 
 from tessera import errors
 from tessera.rpc import ModelServer
-from tests.rpc.conftest import Deployment, until
+from tests.rpc.conftest import Deployment
+from tests.waiting import until
 
 NAME = "some-model"
 ANSWER = {"object": "list", "data": [], "model": NAME}
@@ -71,7 +72,7 @@ async def test_discovery_has_its_card_and_loses_it_when_the_server_stops(
     card = listed(deployment.store, deployment.namespace)["Model"]["card_json"]
     assert (card["display_name"], card["model_type"], card["model_input"]) == (NAME, "Embedding", "Text")
     await served[0].stop(timeout=1)
-    await until(lambda: not listed(deployment.store, deployment.namespace))
+    await until(lambda: not listed(deployment.store, deployment.namespace), despite=OSError)
 
 
 async def test_it_lists_the_model_again_when_discovery_has_lost_it(
@@ -80,8 +81,12 @@ async def test_it_lists_the_model_again_when_discovery_has_lost_it(
     # What a frozen process finds when it goes on: its lease has run out, its records are gone.
     for path in deployment.store.rglob("*"):
         if path.is_file():
-            path.unlink()
-    await until(lambda: listed(deployment.store, deployment.namespace).keys() == {"Model", "Endpoint"})
+            path.unlink(missing_ok=True)
+    await until(
+        lambda: listed(deployment.store, deployment.namespace).keys() == {"Model", "Endpoint"},
+        # Of files that are just being written.
+        despite=(OSError, ValueError),
+    )
     (item,) = await call(deployment, served[0], {"model": NAME, "input": "text"})
     assert item.data()["data"] == []
 
@@ -132,6 +137,6 @@ async def test_a_caller_who_goes_away_cancels_the_work(
     stream = await client.direct({"model": NAME, "input": "wait"}, server.instance, context=context)
     await until(lambda: handler.bodies)
     context.stop_generating()
-    await asyncio.wait_for(handler.cancelled.wait(), 20)
+    await asyncio.wait_for(handler.cancelled.wait(), 60)
     await until(lambda: server.in_flight == 0)
     del stream

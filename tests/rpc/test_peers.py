@@ -12,8 +12,9 @@ import pytest
 from tessera import wire
 from tessera.errors import EngineFailed, Unavailable
 from tessera.rpc import Client, Peers
-from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
+from tests.rpc.conftest import INFO, Deployment, echo, echoing
 from tests.signals import freeze
+from tests.waiting import until
 
 
 def check(info: wire.WorkerInfo) -> str | None:
@@ -53,11 +54,11 @@ async def test_an_instance_describes_itself_before_it_gets_work(
     peers = make_peers(
         await deployment.client(), joined=lambda instance, info: joined.append((instance, info.fingerprint))
     )
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 60)
     assert not peers.ready and not joined
     assert not await peers.wait(0.05)
     answer.set()
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     assert dict(peers.ready) == {server.instance: INFO}
     assert joined == [(server.instance, "good")]
 
@@ -75,7 +76,7 @@ async def test_another_model_is_refused_and_said_once(
     good = await deployment.serve(echoing)
     await deployment.serve(handler)
     peers = make_peers(await deployment.client(2))
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     await until(lambda: calls == 1)
     await asyncio.sleep(0.3)
     assert list(peers.ready) == [good.instance]
@@ -88,7 +89,7 @@ async def test_a_suspect_is_set_aside_until_it_answers(deployment: Deployment, m
     client = await deployment.client()
     (instance,) = client.instances()
     peers = make_peers(client)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     freeze(process.pid)
     peers.suspect(instance)
     assert not peers.ready
@@ -96,8 +97,8 @@ async def test_a_suspect_is_set_aside_until_it_answers(deployment: Deployment, m
     await asyncio.sleep(0.5)
     assert not peers.ready, "a frozen process cannot have answered"
     process.send_signal(signal.SIGCONT)
-    assert await peers.wait(15)
-    await client.call(instance, echo(), timeout=10)
+    assert await peers.wait(60)
+    await client.call(instance, echo(), timeout=60)
 
 
 async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make_peers: MakePeers) -> None:
@@ -105,11 +106,11 @@ async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make
     client = await deployment.client()
     (instance,) = client.instances()
     peers = make_peers(client)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     process.send_signal(signal.SIGKILL)
     await process.wait()
     with pytest.raises(Unavailable):
-        await client.call(instance, echo(), timeout=10)
+        await client.call(instance, echo(), timeout=60)
     peers.suspect(instance)
     # It stays in discovery until its lease runs out, and is not ready for all that.
     await asyncio.sleep(0.5)
@@ -117,7 +118,7 @@ async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make
     waiting = asyncio.ensure_future(peers.wait_back(600, 600))
     await asyncio.sleep(0)
     peers.hurry(0.1)
-    assert not await asyncio.wait_for(waiting, 10)
+    assert not await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_restarted_worker_is_found(deployment: Deployment, make_peers: MakePeers) -> None:
@@ -126,7 +127,7 @@ async def test_a_restarted_worker_is_found(deployment: Deployment, make_peers: M
     assert not await peers.wait(0.1)
     for _ in range(2):
         process = await deployment.spawn("echo")
-        assert await peers.wait(10)
+        assert await peers.wait(60)
         process.send_signal(signal.SIGTERM)
         await process.wait()
         await until(lambda: not peers.ready)
@@ -145,7 +146,7 @@ async def test_an_instance_that_cannot_be_joined_is_reported(
 
     await deployment.serve(echoing)
     peers = make_peers(await deployment.client(), joined=joined)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     assert attempts == 3
     assert any("not now" in record.getMessage() for record in caplog.records)
 
@@ -165,7 +166,7 @@ async def test_a_killed_idle_instance_is_found_out_by_asking(
 ) -> None:
     process = await deployment.spawn()
     peers = make_peers(await deployment.client(), check_every=0.2)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     process.send_signal(signal.SIGKILL)
     await until(lambda: not peers.ready)
     # Before its lease ran out: nobody called it and discovery still lists it.
@@ -177,23 +178,24 @@ async def test_calls_inside_a_frozen_instance_end_and_it_comes_back(
 ) -> None:
     process = await deployment.spawn("slow")
     peers = make_peers(await deployment.client(), check_every=0.2)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     (instance,) = peers.ready
     call = asyncio.create_task(peers.call(instance, echo(), timeout=60))
-    await asyncio.sleep(0.3)
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"begun\n"
     assert not call.done()
     freeze(process.pid)
     with pytest.raises(Unavailable, match="stopped answering"):
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, 60)
     assert not peers.ready
     process.send_signal(signal.SIGCONT)
-    assert await peers.wait(20)
+    assert await peers.wait(60)
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(deployment: Deployment, make_peers: MakePeers) -> None:
     await deployment.spawn("slow")
     peers = make_peers(await deployment.client(), check_every=0.2)
-    assert await peers.wait(10)
+    assert await peers.wait(60)
     (instance,) = peers.ready
     call = asyncio.create_task(peers.call(instance, echo(), timeout=60))
     await asyncio.sleep(0.2)

@@ -10,7 +10,8 @@ import pytest
 from tessera import wire
 from tessera.errors import ProtocolError, Unavailable
 from tessera.rpc.pieces import PIECE_BYTES, Cut, Joined
-from tests.rpc.conftest import Deployment, echo, echoed, until
+from tests.rpc.conftest import Deployment, echo, echoed
+from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -120,8 +121,8 @@ async def test_a_reply_that_breaks_off_can_be_asked_for_again(deployment: Deploy
     await until(client.instances)
     (instance,) = client.instances()
     # A short one goes through.
-    await client.call(instance, echo(), timeout=30)
+    await client.call(instance, echo(), timeout=60)
     with pytest.raises(Unavailable):
-        await client.call(instance, echo(20 * MIB), timeout=30)
+        await client.call(instance, echo(20 * MIB), timeout=60)
     assert await process.wait() == -9
     assert client.under_way == 0

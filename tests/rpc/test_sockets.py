@@ -7,7 +7,8 @@ import socket
 from contextlib import suppress
 
 from tessera.rpc.runtime import own_sockets, send_at_once
-from tests.rpc.conftest import Deployment, echo, echoing, until
+from tests.rpc.conftest import Deployment, echo, echoing
+from tests.waiting import until
 
 
 def at_once(connection: socket.socket) -> bool:
@@ -39,7 +40,7 @@ def test_other_descriptors_are_left_alone() -> None:
 async def test_a_server_acknowledges_at_once(deployment: Deployment) -> None:
     server = await deployment.serve(echoing)
     client = await deployment.client()
-    await client.call(server.instance, echo(3), timeout=10)
+    await client.call(server.instance, echo(3), timeout=60)
     # Both ends of the connections of this process with itself; a reply's own lasts for that reply alone.
     assert connections()
     await until(lambda: all(connections()))

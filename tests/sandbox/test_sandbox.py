@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +19,12 @@ from tessera.errors import Unavailable
 from tessera.sandbox import Limits, Pool, ProcessLost, in_memory
 from tessera.sandbox.memory import Memory
 from tests.sandbox.attempts import ATTEMPTS, ENDS, folder
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.confines
 
 ANSWERS = msgspec.msgpack.Decoder(str)
-LIMITS = Limits(seconds=1.0, memory_bytes=1 << 28)
+LIMITS = Limits(seconds=2.0, memory_bytes=1 << 28)
 
 
 def start(limits: Limits = LIMITS, lost: Callable[[str], None] = lambda why: None) -> Pool[str]:
@@ -107,8 +107,8 @@ def test_a_file_is_not_to_blame_for_a_process_that_ended_before_it(monkeypatch: 
         for count in (1, 2):
             (process,) = children(server)
             os.kill(process, signal.SIGKILL)
-            while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.01)
+            state = Path(f"/proc/{process}/stat")
+            wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")  # noqa: B023
             assert attempt(pool, "read")[0] == "given 4"
             assert lost == ["crash"] * count
     finally:

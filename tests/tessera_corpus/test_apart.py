@@ -20,6 +20,7 @@ from tessera_corpus.sources.choice import open_source
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.messages import Sources
 from tessera_corpus.sources.settings import SourceSettings
+from tests.proc import title
 
 HONOURED = Honoured(models=("m",), dimensions=8)
 
@@ -46,7 +47,7 @@ def some_lines(folder: Path, count: int) -> Path:
 
 
 def children() -> list[int]:
-    return [pid for pid in below(os.getpid()) if b"read_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in below(os.getpid()) if "read_process" in title(pid)]
 
 
 def test_rows_are_those_of_the_source(tmp_path: Path) -> None:

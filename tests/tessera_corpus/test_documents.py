@@ -34,6 +34,7 @@ from tessera_corpus.pdf import Drawing as PageDrawing
 from tessera_corpus.pdf import Drawn, Known, PdfMode, PictureFormat, Refusal, Renderers, Task, Trait
 from tessera_corpus.words import Words
 from tests.tessera_corpus.pdf_files import endless, image, line, pdf, stream, unembedded
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.confines
 
@@ -310,22 +311,19 @@ def busy(drawing: Drawing) -> int:
     def ticks(pid: int) -> int:
         return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
-    while True:
-        for pid in renderers(drawing):
-            try:
-                if ticks(pid) > 30:
-                    return pid
-            except OSError:
-                continue
-        time.sleep(0.01)
+    def working() -> list[int]:
+        return [pid for pid in renderers(drawing) if ticks(pid) > 30]
+
+    return wait_until(working, despite=OSError)[0]
 
 
 def test_a_page_that_holds_its_renderer_is_one_failure(make: Make) -> None:
-    held = make(seconds=1.0)
+    # The others are drawn in this time also where the machine is busy.
+    held = make(seconds=3.0)
     before, failure, *after = held.rows(FILES["rotated"], endless(), FILES["text"])
     # By the clock, or by its processor time, whichever is seen first.
     assert isinstance(failure, Failure) and failure.page == 1
-    assert "not drawn within 1 seconds" in failure.reason or "crashed" in failure.reason
+    assert "not drawn within 3 seconds" in failure.reason or "crashed" in failure.reason
     assert [isinstance(row, Item) for row in (before, *after)] == [True] * 3
 
 
@@ -340,12 +338,12 @@ def test_a_killed_renderer_costs_one_page(make: Make) -> None:
 
 
 def test_a_stopped_renderer_costs_one_page(make: Make) -> None:
-    stopped = make(processes=1, seconds=2.0)
+    stopped = make(processes=1, seconds=4.0)
     (pid,) = renderers(stopped)
     os.kill(pid, signal.SIGSTOP)
     # The page that it had is drawn by nobody, how many there are is told by the next.
     first, second = stopped.rows(FILES["text"])
-    assert isinstance(first, Failure) and first.page == 1 and "2 seconds" in first.reason
+    assert isinstance(first, Failure) and first.page == 1 and "4 seconds" in first.reason
     assert isinstance(second, Item)
 
 
@@ -358,7 +356,7 @@ def test_a_killed_fork_server_is_started_again(make: Make) -> None:
 
 def test_a_file_that_ends_renderer_after_renderer_is_given_up(make: Make) -> None:
     # An ordinary page has its turn in this time also where the machine is busy.
-    held = make(seconds=0.6)
+    held = make(seconds=1.5)
     data = endless()
     # A hundred pages, each of which is the endless one.
     kids = b"/Kids[" + b"23 0 R " * 100 + b"]/Count 100"
@@ -868,7 +866,7 @@ def mutated(random: np.random.Generator, data: bytes) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 def test_files_that_nobody_wrote(make: Make, seed: int) -> None:
     """Each file becomes pages or failures, and the files between are drawn."""
-    drawing = make(mode=PdfMode.BOTH, seconds=1.0, dpi=72)
+    drawing = make(mode=PdfMode.BOTH, seconds=3.0, dpi=72)
     random = np.random.default_rng(seed)
     good = figures(1)
     files: list[bytes] = []

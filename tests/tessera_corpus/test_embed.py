@@ -19,6 +19,7 @@ import pytest
 from benchmarks.corpus import Corpus, differences, killed, make_corpus, pdf, read, whole
 from benchmarks.proc import below
 
+from tests.proc import title
 from tests.tessera_corpus.command import EMBED, embed, served
 
 # Parts that may come of what was embedded before an engine was killed.
@@ -178,7 +179,7 @@ def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
         while left and process.poll() is None:
             parts = len(list((tmp_path / "vectors").glob("part-*")))
             module, place = left[0]
-            found = sorted(child for child in below(process.pid) if module in _command(child))
+            found = sorted(child for child in below(process.pid) if module in title(child))
             # Since the last one was killed its replacement has embedded something.
             if parts > seen and len(found) > place:
                 os.kill(found[place], signal.SIGKILL)
@@ -190,13 +191,6 @@ def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
     assert len(own) == len(set(own)) == corpus.items
     wanted = dict(zip(ids, vectors, strict=True))
     assert min(vector @ wanted[id] for id, vector in zip(own, others, strict=True)) >= 0.9999
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def test_a_dry_run_counts_and_writes_nothing(corpus: Corpus, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,9 @@ import pytest
 from benchmarks.corpus import Corpus, differences, make_corpus, read
 from benchmarks.ports import free_ports
 from benchmarks.proc import below
+
+from tests.proc import open_files, title
+from tests.waiting import wait_until
 
 AT_MOST = ["--ray-readers", "2", "--ray-engines", "2"]
 LOCAL = ["--ray", "local", "--ray-cpus", "4", "--ray-memory-mb", "256"]
@@ -139,11 +141,8 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     assert process.returncode == 3, errors
     assert f"{after} done before" in said and "1 failed" in said
     # That cluster stays, and has nothing of the run.
-    until = time.monotonic() + 60
-    while left := [*_actors(cluster.head.pid, "Reader"), *_actors(cluster.head.pid, "EngineActor")]:
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
-    assert cluster.head.poll() is None and any("raylet" in _title(pid) for pid in below(cluster.head.pid))
+    wait_until(lambda: not any(_actors(cluster.head.pid, name) for name in ("Reader", "EngineActor")))
+    assert cluster.head.poll() is None and any("raylet" in title(pid) for pid in below(cluster.head.pid))
     _gone(started)
     wrong, cosine, _ = differences(plain, out)
     assert not wrong and cosine >= 0.9999
@@ -164,13 +163,13 @@ def _kill(pid: int) -> list[int]:
 
 def _until(done: Callable[[], Any], pid: int, started: set[int]) -> Any:
     """What ``done`` gives; all processes below ``pid`` that are seen meanwhile are added to ``started``."""
-    until = time.monotonic() + 500
-    while not (found := done()):
-        assert time.monotonic() < until
+
+    def seen() -> Any:
         with suppress(OSError):
-            started |= set(below(pid))
-        time.sleep(0.2)
-    return found
+            started.update(below(pid))
+        return done()
+
+    return wait_until(seen, 500)
 
 
 def _parts(out: Path) -> set[Path]:
@@ -179,30 +178,24 @@ def _parts(out: Path) -> set[Path]:
 
 def _actors(pid: int, name: str) -> list[int]:
     """The actors of a stage: Ray names a process for what it does."""
-    return [one for one in below(pid) if _title(one).startswith("ray::") and name in _title(one)]
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    titles = {one: title(one) for one in below(pid)}
+    return [one for one, said in titles.items() if said.startswith("ray::") and name in said]
 
 
 def _gone(pids: Iterable[int]) -> None:
     """Wait until processes have ended; a number that something else has by now is none of Ray's."""
-    until = time.monotonic() + 180
-    while left := [pid for pid in pids if any(word in _title(pid) for word in ("ray", "tessera"))]:
-        assert time.monotonic() < until, [_title(pid) for pid in left]
-        time.sleep(0.05)
+
+    def left() -> list[str]:
+        return [said for said in map(title, pids) if "ray" in said or "tessera" in said]
+
+    wait_until(lambda: not left(), 180, said=left)
 
 
 def _addresses(pids: Iterable[int]) -> set[str]:
     """Where processes listen for TCP."""
     own = set()
     for pid in pids:
-        with suppress(OSError):
-            own |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+        own |= set(open_files(pid))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

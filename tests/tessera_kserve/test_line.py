@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,14 +10,7 @@ import pytest
 from tessera.errors import DeadlineExceeded, InvalidInput, Overloaded, RateLimited
 from tessera.tasks import Deadline
 from tessera_kserve.line import FULL, Line
-
-
-async def until(true: Callable[[], bool]) -> None:
-    for _ in range(30_000):
-        if true():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError
+from tests.waiting import until
 
 
 class Places:

@@ -6,7 +6,6 @@ import csv
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from safetensors.torch import load_file
 from training.checkpoint import DEMO, write_settings
 from training.deadline import Deadline
 from training.train import Run, parse
+
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.trains
 
@@ -91,10 +92,7 @@ def test_a_run_that_is_told_to_end_has_written_everything(tmp_path: Path, settin
     out = prepared(tmp_path, settings)
     options = ["--out", str(out), *SMALL, *SIMPLE, "--steps", "1000000", "--save-every", "0"]
     with subprocess.Popen([sys.executable, "-m", "training.train", *options]) as process:
-        deadline = time.monotonic() + 120
-        while not (out / "state.pt").exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until((out / "state.pt").exists, 120, process=process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     state = torch.load(out / "state.pt", weights_only=False)

@@ -80,7 +80,7 @@ class Pair:
 
     async def settle(self) -> Any:
         """The producer's figures once no lease is outstanding."""
-        assert await self.peer.call("drain", 5.0)
+        assert await self.peer.call("drain", 60.0)
         return await self.stats()
 
 
@@ -240,7 +240,7 @@ async def test_a_full_slab_makes_the_producer_wait_and_then_refuse(
     first = await pair.publish(1, 8 * BLOCK_ROWS)
     with pytest.raises(Overloaded, match="full"):
         await pair.publish(2, 1, timeout=0.05)
-    waiting = asyncio.ensure_future(pair.publish(3, 1, timeout=5.0))
+    waiting = asyncio.ensure_future(pair.publish(3, 1, timeout=60.0))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     assert same_bits(await pair.inbox.fetch(first), sample(1, 8 * BLOCK_ROWS))
@@ -347,7 +347,7 @@ async def test_the_slot_of_a_killed_reader_comes_back(
             rows = torch.tensor(await mortal_peer.call("fetch", handle))
             assert same_bits(rows, sample(0, 20))
     mortal_peer.kill()
-    assert await outbox.slab.drain(timeout=10)
+    assert await outbox.slab.drain(timeout=60)
     stats = outbox.slab.stats()
     assert (stats.used_bytes, stats.released, stats.expired) == (0, 1, 1)
 
@@ -361,7 +361,7 @@ async def test_a_killed_writer_is_an_error_or_its_last_rows(
     handle = await pair.publish(2)
     mortal_peer.kill()
     try:
-        got = await asyncio.wait_for(pair.inbox.fetch(handle), 20)
+        got = await asyncio.wait_for(pair.inbox.fetch(handle), 60)
     except TransportUnavailable:
         with pytest.raises(TransportUnavailable):
             pair.inbox.reader_info("encoder-1")

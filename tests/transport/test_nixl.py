@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.signals import freeze
+from tests.waiting import until
 from transport_peer import BLOCK_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
@@ -40,7 +41,7 @@ async def test_rows_cross_a_network(distant: tuple[Peer, Peer]) -> None:
     for seed, rows in enumerate((1, 20, 300 * BLOCK_ROWS)):
         handle = await writer.call("publish", seed, rows, info)
         assert same_bits(torch.tensor(await reader.call("fetch", handle)), sample(seed, rows))
-    assert await writer.call("drain", 2.0)
+    assert await writer.call("drain", 60.0)
     assert (await writer.call("stats")).released == 3
 
 
@@ -56,17 +57,17 @@ async def test_a_frozen_writer_costs_a_timeout_and_no_memory(distant: tuple[Peer
     outcome, beats = await reader.call("watched_fetch", second)
     assert outcome == "transport_unavailable"
     # It waited for the two seconds that it was given, and kept the loop from nobody.
-    assert beats > 100
+    assert beats > 10
     quarantined, _ = await reader.call("staging")
     assert quarantined == 1
     writer.signal(signal.SIGCONT)
-    for _ in range(100):
-        if (await reader.call("staging")) == (0, 0):
-            break
-        await asyncio.sleep(0.05)
-    assert await reader.call("staging") == (0, 0)
+
+    async def staging_is_free() -> bool:
+        return await reader.call("staging") == (0, 0)
+
+    await until(staging_is_free)
     # Both sides go on with each other.
-    assert await writer.call("drain", 15.0)
+    assert await writer.call("drain", 60.0)
     assert await reader.call("reader_kinds") == ("nixl", "inline")
     third = await writer.call("publish", 3, 20, info)
     assert same_bits(torch.tensor(await reader.call("fetch", third)), sample(3, 20))
@@ -95,7 +96,7 @@ async def test_an_image_larger_than_the_staging_memory_is_refused(
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
     with pytest.raises(HandOffError, match="never fit the NIXL staging memory"):
         await inbox.fetch(handle)
-    assert await outbox.slab.drain(timeout=2)
+    assert await outbox.slab.drain(timeout=60)
 
 
 async def test_reads_wait_for_staging_memory(
@@ -123,7 +124,7 @@ async def test_closing_takes_back_every_registration(
     inbox.connect("encoder-1", outbox.infos())
     slot = await outbox.slab.acquire(1, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
-    assert await outbox.slab.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=60)
     with pytest.raises(LeaseExpired):
         await inbox.fetch(handle)
     agents = []
@@ -150,12 +151,11 @@ async def test_an_idle_agents_threads_sleep(make_outbox: Callable[..., Outbox]) 
     before = set(os.listdir("/proc/self/task"))
     make_outbox(transport="nixl")
     began = set(os.listdir("/proc/self/task")) - before
-    asleep: set[str] = set()
-    async with asyncio.timeout(20):
-        while asleep != began:
-            await asyncio.sleep(0.01)
-            began &= set(os.listdir("/proc/self/task"))
-            asleep = {thread for thread in began if state(thread) == "S"}
+
+    def asleep() -> bool:
+        return {state(thread) for thread in began & set(os.listdir("/proc/self/task"))} <= {"S", ""}
+
+    await until(asleep)
 
 
 def state(thread: str) -> str:

@@ -130,7 +130,7 @@ async def test_a_slab_that_is_let_go_and_reached_again_while_its_rows_are_copied
     inbox.connect("encoder-1", outbox.infos())
     assert not fetching.done()
     assert same_bits(await fetching, sample(1, 20))
-    assert await outbox.slab.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=60)
     inbox.close()
 
 
@@ -201,7 +201,7 @@ async def test_an_expired_handle_does_not_end_the_route(
     inbox = make_inbox("shm")
     inbox.connect("encoder-1", outbox.infos())
     handle = await hand_off(outbox, inbox.reader_info("encoder-1"))
-    assert await outbox.slab.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=60)
     with pytest.raises(LeaseExpired):
         await inbox.fetch(handle)
     assert inbox.reader_info("encoder-1").kinds == ("shm",)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.waiting import until
 
 from tessera.errors import HandOffError, Overloaded
 from tessera.transport.slab.geometry import Geometry
@@ -109,9 +110,8 @@ async def test_the_timer_runs_only_while_something_is_leased(slab: Slab) -> None
     slab.lease(slot, "shm", "encoder-1")
     assert slab._timer is not None
     slab.memory.ack[slot.block] = slot.lease
-    await asyncio.sleep(0.15)
+    await until(lambda: slab._timer is None)
     assert slab.stats().leased == 0
-    assert slab._timer is None
 
 
 async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
@@ -126,9 +126,7 @@ async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
     slab.sweep = odd  # type: ignore[method-assign]
     slab.lease(slot, "shm", "encoder-1")
     slab.memory.ack[slot.block] = slot.lease
-    async with asyncio.timeout(20):
-        while slab._timer is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: slab._timer is None)
     assert len(failed) == 1 and slab._leased == {}
 
 
@@ -161,7 +159,7 @@ async def test_draining_waits_for_readers(slab: Slab) -> None:
     slab.lease(slot, "shm", "encoder-1")
     assert await slab.drain(timeout=0.01) is False
     asyncio.get_running_loop().call_later(0.02, slab.memory.ack.__setitem__, slot.block, slot.lease)
-    assert await slab.drain(timeout=5) is True
+    assert await slab.drain(timeout=60) is True
 
 
 async def test_a_closed_slab_ends_waits_and_keeps_views_alive(slab: Slab) -> None:

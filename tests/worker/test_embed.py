@@ -34,7 +34,7 @@ from tessera.transport.lending import inline_handle
 from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import EncodedImage, ImageRows
 from tessera.worker.metrics import WorkerMetrics
-from tests.rpc.conftest import until
+from tests.waiting import all_turns, until
 from tests.worker.conftest import TILE_ROWS, SummingText, picture, vision_of, worker_info
 
 
@@ -633,7 +633,8 @@ async def test_a_request_that_has_begun_waits_for_room_among_others(make: MakeEm
     calls = [asyncio.ensure_future(embedder(text(1, 1, 1, 1))) for _ in range(4)]
     await until(lambda: embedder.queued() == 12)
     large = asyncio.ensure_future(embedder(*(text(number) for number in range(1, 40))))
-    await asyncio.sleep(0.05)
+    await until(lambda: embedder.queued() == 16)
+    await all_turns()
     assert not large.done() and embedder.queued() == 16
     embedder.engine.gate.set()
     reply = await large

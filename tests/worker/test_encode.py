@@ -26,7 +26,7 @@ from tessera.errors import (
 )
 from tessera.models import Model
 from tessera.transport.host import host_id
-from tests.rpc.conftest import until
+from tests.waiting import until
 from tests.worker.conftest import TILE_ROWS, Encoder, HeldVision, encode_request, picture, vision_of
 
 

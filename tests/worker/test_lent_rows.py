@@ -23,7 +23,8 @@ from tessera.transport.host import host_id
 from tessera.transport.lending import inline_handle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
-from tests.rpc.conftest import INFO, Deployment, until
+from tests.rpc.conftest import INFO, Deployment
+from tests.waiting import until
 
 WIDTH = INFO.row_width
 OUTPUT = Output(kind=OutputKind.VECTOR, width=WIDTH)

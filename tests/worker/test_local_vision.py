@@ -29,7 +29,7 @@ from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import LocalVision, VisionStage
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.towers import CLIP_TINY
-from tests.rpc.conftest import until
+from tests.waiting import until
 from tests.worker.conftest import HeldVision, make_stage, picture, png, vision_of
 
 

@@ -20,7 +20,8 @@ from tessera.transport.settings import TransportSettings
 from tessera.worker import remote_vision
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
-from tests.rpc.conftest import Deployment, until
+from tests.rpc.conftest import Deployment
+from tests.waiting import until
 from tests.worker.conftest import Encoder, make_outbox, make_stage, picture, worker_info
 
 Fault = Callable[[wire.EncodeRequest], Awaitable[wire.Reply | None]]
@@ -258,7 +259,7 @@ async def test_no_encode_worker_is_said_plainly(
     if stopped:
         stop.set()
     with pytest.raises(Unavailable, match="no encode worker"):
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
     await vision.close()
 
 

@@ -17,16 +17,12 @@ from tessera.errors import TesseraError, Unavailable
 from tessera.rpc import Client, RpcSettings, Runtime, set_environment_defaults
 from tessera.transport.inbox import Inbox
 from tessera.transport.settings import TransportSettings
+from tests.waiting import until
 
 
 async def _describe(client: Client, wanted: int) -> wire.Reply:
-    for _ in range(200):
-        try:
-            return await client.call(wanted, wire.Describe(), timeout=10)
-        except Unavailable:
-            # Discovery has not told this process of it yet.
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"instance {wanted:x} is not there")
+    # Discovery may not have told this process of it yet.
+    return await until(lambda: client.call(wanted, wire.Describe(), timeout=10), despite=Unavailable)
 
 
 async def read(kind: str, data: bytes, wanted: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.service import free_ports
+from tests.waiting import wait_until
 
 
 class StoreServer:
@@ -49,14 +50,8 @@ class StoreServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection((self.address, self.port), timeout=1).close()
-                return
-            except OSError:
-                assert self._process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
+        listens = partial(socket.create_connection, (self.address, self.port), timeout=1)
+        wait_until(listens, despite=OSError, process=self._process).close()
 
     def stop(self) -> None:
         if self._process is not None:

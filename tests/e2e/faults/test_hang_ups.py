@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from tests.e2e.faults.conftest import Deployment
 from tests.e2e.faults.hang_ups import Route, Target, answered, hang_ups, held, routes
 from tests.e2e.service import MODEL, free_ports
 from tests.e2e.serving import Serve
+from tests.proc import open_files
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
@@ -29,7 +29,7 @@ WAIT = 30.0
 
 
 def descriptors(pids: Sequence[int]) -> int:
-    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+    return sum(len(open_files(pid)) for pid in pids)
 
 
 def leave(
@@ -45,13 +45,15 @@ def leave(
     assert seen.total() > COUNT / 4
     for target in targets:
         assert answered(target, asked) == []
-    deadline = time.monotonic() + WAIT
-    while (left := [kept for page in pages if (kept := held(httpx.get(page, verify=False).text))]) or (
-        # Connections between the processes come and go.
-        descriptors(pids) > before + 8 * len(pids)
-    ):
-        assert time.monotonic() < deadline, (left, before, descriptors(pids))
-        time.sleep(0.2)
+
+    def left() -> list[object]:
+        return [kept for page in pages if (kept := held(httpx.get(page, verify=False).text))]
+
+    wait_until(lambda: not left(), WAIT, said=left)
+    # Connections between the processes come and go.
+    wait_until(
+        lambda: descriptors(pids) <= before + 8 * len(pids), WAIT, said=lambda: (before, descriptors(pids))
+    )
 
 
 def quiet(log: Path, since: int) -> None:

@@ -22,6 +22,7 @@ from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, _metric, lasting_members
 from tests.signals import default_signals
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -63,10 +64,11 @@ def hosts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         ):
             scripts.append(_launch(network.hosts[host], role, checkpoint, folder, etcd.url))
         made = Hosts(network, f"http://{network.hosts[FRONT].address}:{PORT}")
-        deadline = time.monotonic() + 240
-        while made.workers() != {"embed": 1, "encode": 1}:
-            assert time.monotonic() < deadline, [path.read_text() for path in folder.glob("*.log")]
-            time.sleep(0.2)
+        wait_until(
+            lambda: made.workers() == {"embed": 1, "encode": 1},
+            240,
+            said=lambda: [path.read_text() for path in folder.glob("*.log")],
+        )
         yield made
     finally:
         network.calm()
@@ -133,14 +135,12 @@ def image(seed: int) -> object:
 
 
 async def right_again(hosts: Hosts, known: list[Known]) -> None:
-    await until(lambda: hosts.workers() == {"embed": 1, "encode": 1}, timeout=90)
+    await until(lambda: hosts.workers() == {"embed": 1, "encode": 1})
 
     async def both() -> bool:
         return await ask(hosts, "a text") == await ask(hosts, image(1)) == 200
 
-    deadline = time.monotonic() + 60
-    while not await both():
-        assert time.monotonic() < deadline
+    await until(both)
     async with traffic([hosts.url], known, concurrency=3, pause=PAUSE) as running:
         await asyncio.sleep(2.0)
     assert running.errors == [] and running.vectors > 0

@@ -13,7 +13,8 @@ import pytest
 
 from tests.e2e.faults.stores import Etcd, Nats
 from tests.e2e.serving import Serve
-from tests.e2e.several import Several, listing, several
+from tests.e2e.several import listing, several
+from tests.waiting import wait_for_line
 
 pytestmark = [pytest.mark.several, pytest.mark.xdist_group("several")]
 
@@ -34,7 +35,7 @@ def test_a_model_that_is_added_while_etcd_is_away_is_served_in_the_end(
             running.serve(one, two)
             running.wait("one")
             told = "cannot be opened now, and will be tried again: "
-            wait_for(running, "two cannot be opened now")
+            wait_for_line(running.log, "two cannot be opened now")
             assert running.health("two")["status"].startswith(told)
             refused = running.post("/v1/embeddings", model="two", **BODY)
             assert refused.status_code == 503 and told in refused.json()["error"]["message"]
@@ -48,15 +49,6 @@ def test_a_model_that_is_added_while_etcd_is_away_is_served_in_the_end(
             running.wait("one", status=None)
     finally:
         etcd.stop()
-
-
-def wait_for(running: Several, line: str) -> None:
-    done = threading.Event()
-    for _ in range(1200):
-        if line in running.log.read_text():
-            return
-        done.wait(0.1)
-    raise AssertionError(running.log.read_text())
 
 
 @contextmanager
@@ -95,7 +87,7 @@ def test_frontends_of_several_models_start_and_serve_over_nats(
             listed = [listing(name, checkpoint, slot) for slot, name in enumerate(models)]
             # A new one is refused by name, and the rest goes on.
             running.serve(*listed, listing("four", checkpoint, 3))
-            wait_for(running, "four cannot be opened")
+            wait_for_line(running.log, "four cannot be opened")
             said = running.health("four")["status"]
             assert said.startswith("cannot be opened: ") and "over NATS" in said
             # One that was there at the start comes and goes.

@@ -6,14 +6,17 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests import waiting
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import PAUSE, Known, traffic
 from tests.e2e.service import MODEL, Service
+from tests.proc import environment
 from tests.signals import freeze, signal_process
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mark.timeout(600)]
@@ -21,17 +24,8 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mar
 WAIT = 90.0
 
 
-async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
-    """Wait for it; a process that does not answer yet is as good as false."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if condition():
-                return
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.05)
+# A process that does not answer yet is as good as false.
+until = partial(waiting.until, seconds=WAIT, despite=httpx.HTTPError)
 
 
 async def whole(deployment: Deployment) -> None:
@@ -47,7 +41,7 @@ async def whole(deployment: Deployment) -> None:
                 return False
         return True
 
-    await until(complete, what="a process did not come back")
+    await until(complete)
     await idle(deployment.service, encode=ENCODE, embed=EMBED)
 
 
@@ -55,13 +49,13 @@ async def idle(service: Service, *, encode: Sequence[int], embed: Sequence[int])
     """Nothing is admitted, queued, lent or under way: no frontend, and no worker at these positions."""
     for worker in encode:
         for name in ("tessera_slab_leases", "tessera_slab_used_bytes", "tessera_slab_waiting"):
-            await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
+            await until(lambda w=worker, n=name: not service.worker_metric(w, n))
         await until(lambda w=worker: not service.worker_metric(w, "tessera_units_in_flight"))
     for worker in embed:
         for name in ("tessera_tokens_in_flight", "tessera_queued"):
-            await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
+            await until(lambda w=worker, n=name: not service.worker_metric(w, n))
     for name in ("tessera_admitted_tokens", "tessera_admitted_response_bytes", "tessera_requests_in_flight"):
-        await until(lambda n=name: not service.frontend_metric(n), what=name)
+        await until(lambda n=name: not service.frontend_metric(n))
 
 
 async def whole_again(deployment: Deployment) -> None:
@@ -81,7 +75,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
             signal_process(pid, signal.SIGKILL)
             # The dead one stays listed until its lease runs out: the new one is what counts.
             await asyncio.sleep(1.0)
-            await until(lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again")
+            await until(lambda p=pid, w=worker: replaced(deployment, w, p))
             await whole_again(deployment)
     assert running.errors == [] and running.scores
     running.figures("four workers killed in turn", faults[0])
@@ -90,15 +84,9 @@ async def test_workers_killed_one_after_another_are_not_noticed(
 
 def named(deployment: Deployment, worker: int) -> int:
     """The process of a worker by the port in its environment, however often it was started again."""
-    port = f"DYN_SYSTEM_PORT={deployment.service.worker_ports[worker]}".encode()
-    for pid in deployment.service.pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                if port in environ.read().split(b"\0"):
-                    return pid
-        except OSError:
-            continue
-    return -1
+    port = str(deployment.service.worker_ports[worker])
+    pids = deployment.service.pids()
+    return next((pid for pid in pids if environment(pid).get("DYN_SYSTEM_PORT") == port), -1)
 
 
 def replaced(deployment: Deployment, worker: int, old: int) -> bool:
@@ -203,15 +191,14 @@ def cancelled_items(deployment: Deployment, worker: int) -> float:
 
 def store_of(service: Service) -> Path:
     """The discovery directory."""
-    environment = Path(f"/proc/{service.pids()[0]}/environ").read_bytes().decode().split("\0")
-    return Path(next(entry for entry in environment if entry.startswith("DYN_FILE_KV="))[12:])
+    return Path(environment(service.pids()[0])["DYN_FILE_KV"])
 
 
 def forget_embed_workers(service: Service) -> int:
     """Delete the embed workers from the discovery directory; how many there were."""
     listed = [path for path in store_of(service).rglob("*") if path.is_file() and "embed" in path.name]
     for path in listed:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return len(listed)
 
 
@@ -221,8 +208,11 @@ async def test_workers_that_discovery_has_lost_return(deployment: Deployment, kn
         await asyncio.sleep(1.0)
         first = time.monotonic()
         # One that was killed is listed until its lease runs out.
+        again = "is gone from discovery; registering again"
+        told = deployment.service.log.read_text().count(again)
         assert forget_embed_workers(deployment.service) >= 2
-        await until(lambda: health(deployment.urls[0]) == {"embed": 0, "encode": 2})
+        # Frontends may have none for a moment only.
+        await until(lambda: deployment.service.log.read_text().count(again) >= told + 2)
         await until(lambda: health(deployment.urls[0]) == {"embed": 2, "encode": 2})
         await asyncio.sleep(1.0)
     assert running.errors == []

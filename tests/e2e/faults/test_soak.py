@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, Service
 from tests.signals import signal_process
+from tests.waiting import until
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
 
@@ -90,11 +90,12 @@ async def churn(deployment: Deployment, stopping: asyncio.Event, chance: random.
             await asyncio.sleep(chance.uniform(1.0, 4.0))
             signal_process(pid, signal.SIGCONT)
         # What has ended often is started again after up to half a minute.
-        deadline = time.monotonic() + 120
         await asyncio.sleep(1.0)
-        while -1 in service.pids_in_order(6) or not all_there(deployment.urls):
-            assert time.monotonic() < deadline, f"{service.pids_in_order(6)} {service.health()}"
-            await asyncio.sleep(0.2)
+        await until(
+            lambda: -1 not in service.pids_in_order(6) and all_there(deployment.urls),
+            120,
+            said=lambda: f"{service.pids_in_order(6)} {service.health()}",
+        )
         count += 1
         await asyncio.sleep(chance.uniform(0.5, 2.0))
     return count
@@ -173,11 +174,14 @@ async def test_nothing_grows_and_every_vector_is_right(soaked: Deployment, known
     then = await asyncio.to_thread(sample, soaked.service)
     stirred = await stir(soaked, known, SECONDS * 3 / 8, chance)
     await whole(soaked)
-    deadline = time.monotonic() + 60
+
+    async def as_before() -> Sample | None:
+        now = await asyncio.to_thread(sample, soaked.service)
+        return None if growth(then, now) else now
+
     # Connections to processes that are gone take their time to close.
-    while growth(then, now := await asyncio.to_thread(sample, soaked.service)):
-        assert time.monotonic() < deadline, growth(then, now)
-        await asyncio.sleep(1.0)
+    now = await until(as_before, said=lambda: growth(then, sample(soaked.service)))
+    assert now is not None
     print(f"{SECONDS / 2:.0f} s: {warm}, then {stirred}, no errors")
     for name, before, after in zip(NAMES, then.sizes, now.sizes, strict=True):
         print(f"{name}: {before} -> {after}")

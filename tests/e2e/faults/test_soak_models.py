@@ -29,8 +29,9 @@ from tests.e2e.faults.traffic import PAUSE, picture
 from tests.e2e.inputs import parts
 from tests.e2e.service import free_ports
 from tests.e2e.serving import Serve
-from tests.proc import command_line
+from tests.proc import command_line, environment
 from tests.signals import signal_process
+from tests.waiting import until
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "10"))
 # Of one client. Without it the short run took both processors, and each change waited for them.
@@ -155,10 +156,12 @@ def is_whole(serve: Serve, *names: str) -> bool:
 
 
 async def whole(serve: Serve, *names: str) -> None:
-    deadline = time.monotonic() + 120
-    while not await asyncio.to_thread(is_whole, serve, *names):
-        assert serve.process.poll() is None and time.monotonic() < deadline, serve.log.read_text()[-4000:]
-        await asyncio.sleep(0.2)
+    await until(
+        lambda: asyncio.to_thread(is_whole, serve, *names),
+        120,
+        process=serve.process,
+        said=lambda: serve.log.read_text()[-4000:],
+    )
 
 
 def pages(serve: Serve) -> list[str]:
@@ -166,9 +169,9 @@ def pages(serve: Serve) -> list[str]:
     ports = [serve.common["frontend_port_base"] + index for index in range(2)]
     for name, pids in processes(serve).items():
         for pid in pids if name != "frontend" else ():
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            (port,) = (entry for entry in environment if entry.startswith(b"DYN_SYSTEM_PORT="))
-            ports.append(int(port.partition(b"=")[2]))
+            # One of the model that was taken away may be about to end.
+            if (port := environment(pid).get("DYN_SYSTEM_PORT")) is not None:
+                ports.append(int(port))
     return [httpx.get(f"http://127.0.0.1:{port}/metrics").text for port in ports]
 
 
@@ -257,18 +260,11 @@ async def stir(serve: Serve, seconds: float, chance: random.Random, live: set[in
 
 async def idle(serve: Serve) -> None:
     """Wait until no process holds anything."""
-    deadline = time.monotonic() + 60
-    while kept := await asyncio.to_thread(kept_by, serve):
-        assert time.monotonic() < deadline, kept
-        await asyncio.sleep(0.5)
 
+    async def free() -> bool:
+        return not any(map(held, await asyncio.to_thread(pages, serve)))
 
-def kept_by(serve: Serve) -> list[str]:
-    """What processes hold, or the one that ended while it was asked: a worker of the model that goes away."""
-    try:
-        return [str(kept) for page in pages(serve) if (kept := held(page))]
-    except (FileNotFoundError, ProcessLookupError, ValueError, httpx.TransportError) as error:
-        return [repr(error)]
+    await until(free, despite=httpx.TransportError, said=lambda: list(map(held, pages(serve))))
 
 
 async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> None:
@@ -284,16 +280,17 @@ async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> N
         reports.append(await stir(serve, SECONDS / PARTS, chance, set(live.values()), changes=changes))
         await idle(serve)
         sizes.append({name: Size.of(pid) for name, pid in live.items()})
-    deadline = time.monotonic() + 60
+
+    def grown() -> dict[str, tuple[Size, Size]]:
+        return {
+            name: (sizes[0][name], now)
+            for name, pid in live.items()
+            if (now := Size.of(pid)).private_mb > MOST_GROWTH * sizes[0][name].private_mb
+            or now.files > sizes[0][name].files + 4
+        }
+
     # Connections to processes that are gone take their time to close.
-    while grown := {
-        name: (sizes[0][name], now)
-        for name, pid in live.items()
-        if (now := Size.of(pid)).private_mb > MOST_GROWTH * sizes[0][name].private_mb
-        or now.files > sizes[0][name].files + 4
-    }:
-        assert time.monotonic() < deadline, grown
-        await asyncio.sleep(1.0)
+    await until(lambda: not grown(), said=grown)
     print(f"{SECONDS:.0f} s, no errors:", *reports, sep="\n")
     for name, pid in live.items():
         print(f"{name}: {', '.join(str(size[name]) for size in sizes)}, now {Size.of(pid)}")

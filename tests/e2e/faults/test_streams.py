@@ -42,7 +42,7 @@ async def test_streams_with_calls_under_way_leave_room_for_others(deployment: De
             for number in range(STREAMS):
                 streams.append(infer())
                 await streams[-1].write(call(number))
-                await until(lambda n=number: n + 1 in map(in_flight, deployment.urls), what="the message")
+                await until(lambda n=number: n + 1 in map(in_flight, deployment.urls))
         finally:
             for pid in workers:
                 signal_process(pid, signal.SIGCONT)

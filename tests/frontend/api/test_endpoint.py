@@ -18,7 +18,7 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 LIMIT = 1000
 SECONDS = 0.3
@@ -55,7 +55,7 @@ class Reading:
         """The answer's status and body; the request need not be whole."""
         reader, writer = await self.send(headers, body)
         try:
-            head, _, answer = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+            head, _, answer = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
             return int(head.split()[1]), answer
         finally:
             writer.close()
@@ -105,21 +105,21 @@ async def test_a_client_that_goes_away_while_it_sends(reading: Reading) -> None:
 
 async def test_whoever_waits_for_100_gets_it_and_then_the_answer(reading: Reading) -> None:
     reader, writer = await reading.send("Content-Length: 5\r\nExpect: 100-continue", b"")
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60) == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"hello")
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), 60)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\nhello")
     writer.close()
 
 
 async def test_an_answer_without_a_body_comes_at_once(reading: Reading) -> None:
     reader, writer = await reading.send("Content-Length: 5", b"hello")
-    await asyncio.wait_for(reader.read(), 20)
+    await asyncio.wait_for(reader.read(), 60)
     writer.close()
     port = reading.server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(2):
         writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         assert head.startswith(b"HTTP/1.1 405 ")
     writer.close()

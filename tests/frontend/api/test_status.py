@@ -16,7 +16,8 @@ from tessera.errors import ProtocolError
 from tessera.frontend.api.status import Shown, StatusBoard
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.rpc import Client, Peers
-from tests.rpc.conftest import INFO, Deployment, deployment, store, until
+from tests.rpc.conftest import INFO, Deployment, deployment, store
+from tests.waiting import until
 
 __all__ = ["deployment", "store"]
 

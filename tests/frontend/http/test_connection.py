@@ -24,7 +24,7 @@ from tessera.frontend.http.connection import Answer, ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.http.tls import Certificate
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)
 LARGE = 64 << 20
@@ -130,7 +130,7 @@ async def test_a_head_that_never_ends(running: Running, start: bytes) -> None:
             await asyncio.sleep(0.05)
 
     dripping = asyncio.ensure_future(trickle())
-    raw = await asyncio.wait_for(reader.read(), 20)
+    raw = await asyncio.wait_for(reader.read(), 60)
     dripping.cancel()
     status, error, request_id = refusal(raw)
     assert (status, error["code"], len(request_id)) == (408, "request_timeout", 32)
@@ -145,10 +145,10 @@ async def test_many_slow_clients_do_not_keep_others_out(running: Running) -> Non
         slow[-1][1].write(b"GET /slow HTTP/1.1\r\nA: b")
     reader, writer = await running.connect()
     writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
-    assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"2")
+    assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"2")
     writer.close()
     for reader, writer in slow:
-        assert refusal(await asyncio.wait_for(reader.read(), 20))[0] == 408
+        assert refusal(await asyncio.wait_for(reader.read(), 60))[0] == 408
         writer.close()
     await until(lambda: not running.server.server_state.connections)
 
@@ -190,7 +190,7 @@ async def test_a_head_that_is_too_large(patient: Running, head: bytes, piece: in
     for start in range(0, len(head), piece):
         writer.write(head[start : start + piece])
         await asyncio.sleep(0.01)
-    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 60))
     assert (status, error["code"]) == (431, "header_too_large")
     writer.close()
 
@@ -198,7 +198,7 @@ async def test_a_head_that_is_too_large(patient: Running, head: bytes, piece: in
 async def test_no_http_at_all(running: Running) -> None:
     reader, writer = await running.connect()
     writer.write(b"\x16\x03\x01 hello\r\n\r\n")
-    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 60))
     assert (status, error["type"]) == (400, "invalid_request_error")
     writer.close()
 
@@ -251,7 +251,7 @@ UPGRADES = {
 async def answers(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
     """Status and body of everything that comes until the server closes."""
     found = []
-    rest = await asyncio.wait_for(reader.read(), 20)
+    rest = await asyncio.wait_for(reader.read(), 60)
     while rest:
         head, _, rest = rest.partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
@@ -305,14 +305,14 @@ async def test_curl_offers_http_2(running: Running) -> None:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    out, _ = await asyncio.wait_for(curl.communicate(body.encode()), 20)
+    out, _ = await asyncio.wait_for(curl.communicate(body.encode()), 60)
     assert (curl.returncode, out) == (0, b"1000005")
 
 
 async def test_a_tunnel_is_refused(running: Running) -> None:
     reader, writer = await running.connect()
     writer.write(b"CONNECT 127.0.0.1:80 HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n" + A_REQUEST)
-    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 60))
     assert (status, error["code"]) == (405, "method_not_allowed")
     writer.close()
 
@@ -383,13 +383,29 @@ SMALL = b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def test_a_connection_waits_for_its_next_request_and_no_longer() -> None:
-    async with served(replace(LIMITS, keep_alive_seconds=1.0)) as running:
+    async with served(replace(LIMITS, keep_alive_seconds=3.0)) as running:
         reader, writer = await running.connect()
         for _ in range(3):
             writer.write(SMALL)
             assert (await reader.readuntil(b"small")).startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(0.5)
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+            # Longer together than it waits for one.
+            await asyncio.sleep(1.1)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
+async def test_a_client_that_has_read_a_long_answer_has_its_time_for_the_next_request() -> None:
+    """The answer was written at once, and is read for longer than the connection waits for a request."""
+    async with served(replace(LIMITS, keep_alive_seconds=1.5, write_seconds=60.0)) as running:
+        reader, writer = await running.connect()
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2.5)
+        await asyncio.wait_for(reader.readexactly(LARGE), 60)
+        writer.write(SMALL)
+        assert (await asyncio.wait_for(reader.readuntil(b"small"), 60)).startswith(b"HTTP/1.1 200 ")
+        # It waits no longer for all that.
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
@@ -423,7 +439,7 @@ def test_what_came_before_the_server_leaves_is_answered() -> None:
             running.server.should_exit = True
             for connection in running.server.server_state.connections:
                 connection.shutdown()
-            answer = await asyncio.wait_for(reader.readuntil(b"small"), 20)
+            answer = await asyncio.wait_for(reader.readuntil(b"small"), 60)
             writer.close()
             return answer
 
@@ -439,9 +455,9 @@ async def test_idle_connections_do_not_keep_the_server_from_leaving() -> None:
     await used[0].readuntil(b"small")
     running.server.should_exit = True
     for reader, writer in (fresh, used):
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
-    await asyncio.wait_for(running.task, 20)
+    await asyncio.wait_for(running.task, 60)
 
 
 async def test_a_client_that_does_not_read_is_cut_off(running: Running) -> None:
@@ -471,10 +487,10 @@ async def test_a_client_that_reads_slowly_gets_everything(running: Running) -> N
 
 
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
     status, *lines = head.strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
-    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 20)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 60)
     return int(status.split()[1]), headers, body
 
 
@@ -508,7 +524,7 @@ async def test_a_request_that_is_refused_by_its_head_leaves_the_connection_as_it
     assert (await answer_of(reader))[::2] == (429, b"full")
     # Of a client that waits, behind another one, or as the last one, a request is left to the application.
     writer.write(echo(3, b"Expect: 100-continue"))
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60) == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"123")
     assert (await answer_of(reader))[::2] == (200, b"3")
     writer.write(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n" + (echo(3) + b"123") * 3)
@@ -518,7 +534,7 @@ async def test_a_request_that_is_refused_by_its_head_leaves_the_connection_as_it
     writer.write(echo(3, b"Connection: close") + b"123")
     status, headers, body = await answer_of(reader)
     assert (status, headers["connection"], body) == (200, "close", b"3")
-    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
 
 
@@ -528,7 +544,7 @@ async def test_a_connection_on_which_a_request_was_refused_by_its_head_ends_when
         reader, writer = await running.connect()
         writer.write(echo(3) + b"123")
         assert (await answer_of(reader))[0] == 429
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
@@ -538,5 +554,5 @@ async def test_a_body_that_is_damaged_after_its_refusal_ends_the_connection(pati
     writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n")
     assert (await answer_of(reader))[0] == 429
     writer.write(b"no size\r\n")
-    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()

@@ -19,7 +19,7 @@ from tessera.frontend.http import connection, tls
 from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate, TlsSettings
 from tests.authority import Authority, needs_openssl
 from tests.frontend.http.test_connection import LARGE, LIMITS, Running, served
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 pytestmark = needs_openssl
 
@@ -109,7 +109,7 @@ async def test_what_is_no_tls_is_closed_and_leaves_nothing(running: Running, aut
         reader, writer = await running.connect()
         writer.write(said)
         with suppress(ConnectionError):
-            assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 20)
+            assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 60)
         writer.close()
     await until(lambda: not running.server.ports[0]._arriving)
     assert not running.server.server_state.connections
@@ -122,7 +122,7 @@ async def test_what_is_no_tls_is_closed_and_leaves_nothing(running: Running, aut
 async def test_a_client_that_says_nothing_is_cut_off(running: Running) -> None:
     silent = [await running.connect() for _ in range(20)]
     for reader, writer in silent:
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
     await until(lambda: not running.server.ports[0]._arriving)
 
@@ -131,7 +131,7 @@ async def test_handshakes_count_as_connections(running: Running, monkeypatch: py
     monkeypatch.setattr("tessera.frontend.http.server.max_connections", lambda: -connection.REFUSED_AT_ONCE)
     reader, writer = await running.connect()
     with suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
     assert not running.server.ports[0]._arriving
     writer.close()
 
@@ -150,7 +150,7 @@ async def test_bad_heads_are_answered_and_closed(
 ) -> None:
     reader, writer = await connect(running, authority)
     writer.write(sent)
-    assert (await asyncio.wait_for(reader.read(), 20)).startswith(answer)
+    assert (await asyncio.wait_for(reader.read(), 60)).startswith(answer)
     writer.close()
     await until(lambda: not running.server.server_state.connections)
 

@@ -20,7 +20,8 @@ from tessera.models.base import Output, OutputKind, Outputs
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.lending import inline_handle
-from tests.rpc.conftest import INFO, Deployment, deployment, store, until
+from tests.rpc.conftest import INFO, Deployment, deployment, store
+from tests.waiting import until
 
 __all__ = ["deployment", "store"]
 
@@ -291,7 +292,7 @@ async def test_two_workers_that_go_one_after_another_cost_two_retries(frontend: 
 
 
 async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Frontend) -> None:
-    await frontend.start(wait_seconds=20.0)
+    await frontend.start(wait_seconds=60.0)
     waiting = asyncio.ensure_future(frontend.embed(text(7)))
     await asyncio.sleep(0.3)
     assert not waiting.done()
@@ -392,7 +393,7 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
     assert frontend.router.loads[instance] == 50
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await asyncio.wait_for(cancelled.wait(), 10)
+    await asyncio.wait_for(cancelled.wait(), 60)
     assert frontend.router.loads[instance] == 0
 
 

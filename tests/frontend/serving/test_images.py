@@ -19,7 +19,7 @@ from tessera.models import open_model
 from tessera.models.base import Role
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import LoopbackPolicy, response, server
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 
 def one(*urls: str) -> Input:

@@ -21,7 +21,7 @@ from tessera.models.base import Content, PairLimits, PairModel, Prompt, Role, Tr
 from tessera.tasks import Deadline
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_rerank import TINY
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 LONG = "na\u0301ive words, and no end of them "
 """Of them 10,000 are longer than what threads tokenise."""

@@ -16,7 +16,7 @@ from tessera.frontend.model_settings import ModelSettings
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.served import ServedModel
 from tessera.tasks import KEEPER
-from tests.rpc.conftest import until
+from tests.waiting import until
 
 
 def named(name: str, slot: int) -> ModelSettings:

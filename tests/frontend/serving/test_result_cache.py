@@ -15,6 +15,7 @@ from tessera.frontend.serving.dispatch import Answer, Call
 from tessera.frontend.serving.result_cache import ResultCache
 from tessera.models.base import SCORES, Output, OutputKind, Outputs
 from tessera.tasks import Deadline
+from tests.waiting import all_turns
 
 OUTPUT = Output(kind=OutputKind.VECTOR, width=8)
 
@@ -142,7 +143,7 @@ async def test_concurrent_requests_share_one_computation() -> None:
     cached = Cached()
     cached.behind.gate.clear()
     asking = [asyncio.ensure_future(cached.ask(item(1), item(2))) for _ in range(5)]
-    await asyncio.sleep(0.01)
+    await all_turns()
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert len(cached.behind.calls) == 1
@@ -153,18 +154,18 @@ async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> Non
     cached = Cached()
     cached.behind.gate.clear()
     leader = asyncio.ensure_future(cached.ask(item(1), item(2)))
-    await asyncio.sleep(0.01)
+    await all_turns()
     joined = asyncio.ensure_future(cached.ask(item(1)))
-    await asyncio.sleep(0.01)
+    await all_turns()
     leader.cancel()
     await asyncio.gather(leader, return_exceptions=True)
-    await asyncio.sleep(0.01)
+    await all_turns()
     assert cached.behind.cancelled == 0
     late = asyncio.ensure_future(cached.ask(item(3)))
-    await asyncio.sleep(0.01)
+    await all_turns()
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
-    await asyncio.sleep(0.01)
+    await all_turns()
     assert cached.behind.cancelled == 1
     cached.behind.gate.set()
     assert (await joined).rows.values[0, 0] == 1
@@ -194,7 +195,7 @@ async def test_errors_are_nobody_elses_and_are_not_kept() -> None:
     cached.behind.error = InvalidInput("bad")
     cached.behind.gate.clear()
     asking = [asyncio.ensure_future(cached.ask(item(1, param=name))) for name in ("input[0]", "texts[4]")]
-    await asyncio.sleep(0.01)
+    await all_turns()
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert [answer.errors[0].param for answer in answers] == ["input[0]", "texts[4]"]
@@ -221,7 +222,7 @@ async def test_an_error_of_the_service_that_is_joined_names_ones_own_input() -> 
     cached.behind.error = EngineFailed("bad")
     cached.behind.gate.clear()
     asking = [asyncio.ensure_future(cached.ask(item(1, param=name))) for name in ("input[0]", "texts[4]")]
-    await asyncio.sleep(0.01)
+    await all_turns()
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert [(type(answer.errors[0]), answer.errors[0].param) for answer in answers] == [
@@ -235,14 +236,14 @@ async def test_an_unexpected_error_leaves_nothing_waiting() -> None:
     cached = Cached()
     cached.behind.gate.clear()
     leader = asyncio.ensure_future(cached.ask(item(1)))
-    await asyncio.sleep(0.01)
+    await all_turns()
     cached.behind.odd = item(2).tokens
     # Its first input joins the other request's.
     with pytest.raises(RuntimeError, match="odd"):
         await cached.ask(item(1), item(2))
     leader.cancel()
     await asyncio.gather(leader, return_exceptions=True)
-    await asyncio.sleep(0.01)
+    await all_turns()
     assert cached.behind.cancelled == 1
 
 

@@ -413,7 +413,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_handler()
 
     def timeout_keep_alive_handler(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK_SECONDS, self.transport.close)
+        if self.flow.write_paused and not self._leaving:
+            # The client still reads the last answer, and has its time for the next request after that.
+            self._await_next_request()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK_SECONDS, self.transport.close)
+
+    def _await_next_request(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -430,6 +440,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._reader.stop()
         super().resume_writing()
+        # uvicorn's clock began when the answer was written, not when it was read.
+        if self.timeout_keep_alive_task is not None and not self._leaving:
+            self._await_next_request()
 
     def _count(self, nbytes: int) -> None:
         self._head_bytes += nbytes
