@@ -17,6 +17,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.threads import fewest_rows, one_thread
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tests.torch_threads import torch_threads
 
 
@@ -28,9 +29,9 @@ class Watched(nn.Module):
         self.inside = module
         self.seen: list[int] = []
 
-    def forward(self, *given: object) -> torch.Tensor:
+    def forward(self, batch: TextTensors) -> torch.Tensor:
         self.seen.append(torch.get_num_threads())
-        computed: torch.Tensor = self.inside(*given)
+        computed: torch.Tensor = self.inside(batch)
         return computed
 
 

@@ -163,7 +163,7 @@ def test_every_stage(
     batch = pack(model, [each.prompt for each in cases], [rows])
     (fused,) = embedded = text.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
     hidden = text.encode(embedded, batch.positions, Packed(batch.cu_seqlens, batch.lengths))
-    vectors = text(*batch.arguments)
+    vectors = text(batch)
     assert vectors.dtype == torch.float32
     assert vectors.shape == (len(cases), model.output.width)
     stages = {
@@ -198,7 +198,7 @@ def test_same_type_as_the_reference(
         tiles = [model.preprocess(Picture(data, param="x")).values for data in images]
         rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
         batch = pack(model, [prompt(model, words, [len(each) for each in tiles])], rows)
-        worst = min(worst, compare(text(*batch.arguments), expected[None])[1])
+        worst = min(worst, compare(text(batch), expected[None])[1])
     title = "parity with transformers in the same type: worst vector"
     record_property(title, f"{dtype:10}worst cosine {worst:.7f}")
     assert worst >= LIMITS[dtype]
@@ -239,7 +239,7 @@ def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
     _, text = towers(model, "float32")
     prompts = [prompt(model, "before"), prompt(model, "", [1]), prompt(model, "after it")]
     bad = torch.full((model.config.tokens_per_tile, model.output.width), float("nan"))
-    vectors = text(*pack(model, prompts, [bad]).arguments)
+    vectors = text(pack(model, prompts, [bad]))
     assert not vectors[[0, 2]].isnan().any()
     assert vectors[1].isnan().all()
 
@@ -251,7 +251,7 @@ def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: d
     vision, text = towers(model, "float32")
     tiles = [model.preprocess(Picture(data, param="x")).values for data in photos.values()]
     rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
-    vectors = text(*pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows).arguments)
+    vectors = text(pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows))
     assert torch.cosine_similarity(vectors[0], vectors[1], dim=0) < 0.95
 
 
@@ -285,4 +285,4 @@ def run(
     model: LlamaNemotronVL, text: TextTower, cases: list[Case], rows: dict[int, torch.Tensor | None]
 ) -> torch.Tensor:
     parts = [part for part in (rows[id(each)] for each in cases) if part is not None]
-    return text(*pack(model, [each.prompt for each in cases], parts).arguments)
+    return text(pack(model, [each.prompt for each in cases], parts))
