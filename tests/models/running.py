@@ -146,7 +146,9 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
 def on(device: torch.device, batch: TextTensors) -> TextTensors:
     """A batch with its tensors on a device."""
     given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{key: value.to(device) for key, value in given.items() if key != "lengths"})
+    return replace(
+        batch, **{key: value.to(device) for key, value in given.items() if isinstance(value, torch.Tensor)}
+    )
 
 
 def _vectors_apart(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:

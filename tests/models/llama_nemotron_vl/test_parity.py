@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tessera_tools.random_checkpoint.llama import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
+from tests.models.running import on
 from tests.references.llama_nemotron_vl import Reference
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -271,11 +272,12 @@ def test_cuda_agrees_and_never_waits(make_checkpoint: MakeCheckpoint) -> None:
     batch = pack(
         model, [each.prompt for each in cases], [each.rows for each in cases if each.rows is not None]
     )
-    moved = [part if isinstance(part, list) else part.cuda() for part in batch.arguments]
-    text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])  # libraries may wait once, while they set up
+    moved = on(torch.device("cuda"), batch)
+    # Libraries may wait once, while they set up.
+    text(replace(moved, vision_rows=vision.rows(tiles).flatten(0, 1)))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        vectors = text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])
+        vectors = text(replace(moved, vision_rows=vision.rows(tiles).flatten(0, 1)))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compare(vectors.cpu(), torch.stack([each.vector for each in cases]))[1] >= LIMITS["bfloat16"]
