@@ -121,7 +121,7 @@ class CudaText(_CudaStage):
                 sources, rows = self._rows(batch)
             with self._streams.computing():
                 given = rows.to(self._placement.torch_dtype)
-                computed = module.named(names, _tensors(batch, given, *indices))
+                computed = module.named(names, _tensors(batch, given, indices))
                 fetched = [(self._fetched(own.values), self._fetched(own.indices)) for own in computed]
                 keep = (staged, indices, sources, rows, computed)
 
@@ -163,7 +163,7 @@ class CudaText(_CudaStage):
             with self._streams.computing():
                 given = rows.to(self._placement.torch_dtype)
                 if graphs is None:
-                    computed = compute(_tensors(batch, given, *indices))
+                    computed = compute(_tensors(batch, given, indices))
                 else:
                     count = int(output_bounds(batch, self._output)[-1])
                     computed = self._replayed(graphs, indices, given)[:count]
@@ -219,18 +219,10 @@ class CudaText(_CudaStage):
         return images, rows
 
 
-def _tensors(
-    batch: TextBatch,
-    vision_rows: torch.Tensor,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    vision_index: torch.Tensor,
-    segments: torch.Tensor | None = None,
-) -> TextTensors:
-    """Return a batch with its arrays as they were sent."""
-    lengths = batch.lengths
-    return TextTensors(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index, segments)
+def _tensors(batch: TextBatch, vision_rows: torch.Tensor, indices: Sequence[torch.Tensor]) -> TextTensors:
+    """Return a batch with its arrays as they were sent, segments last if there are any."""
+    input_ids, positions, cu_seqlens, vision_index, *cuts = indices
+    return TextTensors(input_ids, positions, cu_seqlens, batch.lengths, vision_rows, vision_index, *cuts)
 
 
 def sequence_room(tokens: int) -> int:
