@@ -113,7 +113,7 @@ def test_who_begins_during_a_small_batch_has_all_threads_for_a_large_one(
 
 def test_all_threads_again_after_an_error(watched: tuple[TorchTextEngine, Watched]) -> None:
     engine, module = watched
-    module.inside = nn.Identity()
+    module.inside = nn.Linear(1, 1)
     with pytest.raises(TypeError):
         engine.launch(batch(3)).result()
     assert module.seen == [1] and torch.get_num_threads() == 2
