@@ -12,6 +12,7 @@ from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.placement import Placement
 from tessera.models import Model
+from tessera.models.base import TextTensors
 
 LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
@@ -48,14 +49,15 @@ def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Si
     packed = pack(inputs)
     module = model.load_text(dtype="float32", device=device)
     with torch.inference_mode():
-        expected = module(
+        given = TextTensors(
             torch.from_numpy(packed.input_ids).to(device),
             torch.from_numpy(packed.positions).to(device),
             torch.from_numpy(packed.cu_seqlens).to(device),
             packed.lengths,
             rows.float(),
             torch.from_numpy(packed.vision_index).to(device),
-        ).cpu()
+        )
+        expected = module(given).cpu()
     together = torch.from_numpy(engine.launch(packed).result().values)
     alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().values for one in inputs]))
     return min(_worst(together, expected), _worst(alone, expected))

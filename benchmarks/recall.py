@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.checkpoint.loading import as_stored
-from tessera.engine.batch import PackedInput, output_rows, pack, pack_images
+from tessera.engine.batch import PackedInput, output_rows, pack, pack_images, tensors
 from tessera.imaging import Picture
 from tessera.models import Model, open_model
 from tessera.models.base import Content, Role, Truncate
@@ -129,14 +129,7 @@ class Towers:
         batch = pack(inputs)
         width = self._model.vision.row_width if self._model.vision else 0
         none = torch.empty(0, width, dtype=torch.bfloat16)
-        computed = self._text(
-            torch.from_numpy(batch.input_ids),
-            torch.from_numpy(batch.positions),
-            torch.from_numpy(batch.cu_seqlens),
-            batch.lengths,
-            torch.cat(batch.vision) if batch.vision else none,
-            torch.from_numpy(batch.vision_index),
-        )
+        computed = self._text(tensors(batch, torch.cat(batch.vision) if batch.vision else none))
         return output_rows(computed.numpy(), batch, self._model.output).values
 
 

@@ -33,9 +33,10 @@ _NAMESPACE: Final = "tessera"
 class Deployment:
     """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
 
-    ``source`` is the folder of the package ``tessera`` that runs. ``beside`` is a number of further models,
-    each the same checkpoint under a name of its own with workers of its own. The command of a frontend is
-    added to ``before``, which becomes it.
+    ``source`` is the folder of the package ``tessera`` that runs. Frontends that are not ``together`` have
+    no seats of a group: each has a port of its own, and counts in memory of its own. ``beside`` is a number
+    of further models, each the same checkpoint under a name of its own with workers of its own. The command
+    of a frontend is added to ``before``, which becomes it.
     """
 
     model_path: Path
@@ -45,6 +46,7 @@ class Deployment:
     worker_flags: tuple[str, ...] = ()
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
     source: Path = _ROOT / "components/src"
+    together: bool = True
     beside: int = 0
     before: tuple[str, ...] = ()
 
@@ -55,14 +57,13 @@ class Deployment:
 
 @contextmanager
 def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iterator[tuple[str, ...]]:
-    """The frontends' URLs once every process serves: one for all, or with another ``source`` each one's."""
+    """The frontends' URLs once every process serves: one for all where they are together, else each one's."""
     logs.mkdir(parents=True, exist_ok=True)
     modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
     # Workers answer /metrics on the first ones.
     modes *= len(deployment.names)
     found = free_ports(len(modes) + deployment.frontends)
-    together = deployment.source == _ROOT / "components/src"
-    ports = found[len(modes) :][: 1 if together else None]
+    ports = found[len(modes) :][: 1 if deployment.together else None]
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     model = ["--model-path", str(deployment.model_path)]
     processes: list[subprocess.Popen[bytes]] = []
@@ -85,7 +86,7 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
             if deployment.beside:
                 served = ["--models", str(_listed(deployment, Path(store)))]
             shared_port: Port | None = None
-            if together:
+            if deployment.together:
                 counts = Path(store, "metrics")
                 counts.mkdir()
                 shared_port = Port.open("127.0.0.1", ports[0], deployment.frontends, metrics=counts)
@@ -99,7 +100,7 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 processes.append(start("tessera.frontend", flags, own, log))
             count = len(deployment.names)
             there = {"embed": count, "encode": count * (deployment.mode == "e_p")}
-            there["frontends"] = deployment.frontends if together else 1
+            there["frontends"] = deployment.frontends if deployment.together else 1
             _wait(urls, processes, there, timeout=timeout)
             yield urls
         finally:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tessera.checkpoint.loading import as_stored
 from tessera.errors import CheckpointError
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tessera.nn.fp8 import values_of
 from tessera.nn.text import TextTower
 from tests.checkpoint.modelopt import PROJECTIONS, quantise
@@ -32,12 +33,14 @@ def loaded(path: Path, *, stored: bool) -> TextTower:
 @torch.inference_mode()
 def vectors(module: TextTower) -> torch.Tensor:
     return module(
-        torch.arange(1, TOKENS + 1, dtype=torch.int32),
-        torch.arange(TOKENS, dtype=torch.int32)[None],
-        torch.tensor([0, TOKENS], dtype=torch.int32),
-        [TOKENS],
-        torch.empty(0, 1),
-        torch.empty(0, dtype=torch.int32),
+        TextTensors(
+            torch.arange(1, TOKENS + 1, dtype=torch.int32),
+            torch.arange(TOKENS, dtype=torch.int32)[None],
+            torch.tensor([0, TOKENS], dtype=torch.int32),
+            [TOKENS],
+            torch.empty(0, 1),
+            torch.empty(0, dtype=torch.int32),
+        )
     )
 
 

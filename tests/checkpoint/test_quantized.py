@@ -20,6 +20,7 @@ from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import CheckpointError
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import TINY as BERT_TINY
 from tessera_tools.random_checkpoint.llama import TINY
@@ -305,13 +306,13 @@ def test_a_model_is_what_transformers_loads_of_the_same_files(tmp_path: Path, st
     theirs = AutoModel.from_pretrained(out, quantization_config=CompressedTensorsConfig(dequantize=True))
     ours, plain = (open_model(path).load_text(dtype="float32", device="cpu") for path in (out, source))
     tokens = torch.arange(1, 12, dtype=torch.int32)
-    given = (
+    given = TextTensors(
         *(tokens, torch.stack((tokens - 1, torch.zeros_like(tokens))), torch.tensor([0, 11]).int(), [11]),
         *(torch.empty(0, 1), torch.empty(0, dtype=torch.int32)),
     )
     with torch.inference_mode():
         expected = theirs(input_ids=tokens[None].long()).last_hidden_state.mean(1)
-        found, other = ours(*given), plain(*given)
+        found, other = ours(given), plain(given)
     assert float(torch.cosine_similarity(found, expected)) > 0.99999
     assert float(torch.cosine_similarity(other, expected)) < 0.9999
 
@@ -432,12 +433,14 @@ def vectors(path: Path) -> torch.Tensor:
     tokens = torch.arange(1, 12, dtype=torch.int32)
     with torch.inference_mode():
         return module(
-            tokens,
-            torch.arange(11, dtype=torch.int32)[None],
-            torch.tensor([0, 11], dtype=torch.int32),
-            [11],
-            torch.empty(0, 1),
-            torch.empty(0, dtype=torch.int32),
+            TextTensors(
+                tokens,
+                torch.arange(11, dtype=torch.int32)[None],
+                torch.tensor([0, 11], dtype=torch.int32),
+                [11],
+                torch.empty(0, 1),
+                torch.empty(0, dtype=torch.int32),
+            )
         )
 
 

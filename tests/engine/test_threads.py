@@ -17,6 +17,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.threads import fewest_rows, one_thread
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tests.torch_threads import torch_threads
 
 
@@ -28,9 +29,9 @@ class Watched(nn.Module):
         self.inside = module
         self.seen: list[int] = []
 
-    def forward(self, *given: object) -> torch.Tensor:
+    def forward(self, batch: TextTensors) -> torch.Tensor:
         self.seen.append(torch.get_num_threads())
-        computed: torch.Tensor = self.inside(*given)
+        computed: torch.Tensor = self.inside(batch)
         return computed
 
 
@@ -112,7 +113,7 @@ def test_who_begins_during_a_small_batch_has_all_threads_for_a_large_one(
 
 def test_all_threads_again_after_an_error(watched: tuple[TorchTextEngine, Watched]) -> None:
     engine, module = watched
-    module.inside = nn.Identity()
+    module.inside = nn.Linear(1, 1)
     with pytest.raises(TypeError):
         engine.launch(batch(3)).result()
     assert module.seen == [1] and torch.get_num_threads() == 2

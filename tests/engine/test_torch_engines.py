@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +19,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import graph_cost
 from tessera.errors import ConfigError
 from tessera.models import Model, open_model
-from tessera.models.base import ImagePlan, Pixels, VisionSpec
+from tessera.models.base import ImagePlan, Pixels, TextTensors, VisionSpec
 from tests.engine.packed_images import noise, packed, rows_for
 from tests.families.dual_encoder import DualEncoder
 from tests.families.grid import Grid, reference_rows
@@ -263,10 +264,10 @@ def test_text_alone_needs_no_vision_rows() -> None:
     def load(**how: str) -> Callable[..., torch.Tensor]:
         module = model.load_text(**how)
 
-        def spied(*arguments: Any) -> torch.Tensor:
-            given.append(arguments[4])
+        def spied(batch: TextTensors) -> torch.Tensor:
+            given.append(batch.vision_rows)
             rows = torch.empty(0, model.output.width)
-            return cast(torch.Tensor, module(*arguments[:4], rows, arguments[5]))
+            return cast(torch.Tensor, module(replace(batch, vision_rows=rows)))
 
         return spied
 

@@ -16,7 +16,7 @@ import torch
 
 import tessera
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, pack, tensors
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
@@ -125,14 +125,7 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
         else torch.empty(0, model.vision.row_width)
     )
     with torch.inference_mode():
-        return model.load_text(dtype="float32", device="cpu")(
-            torch.from_numpy(batch.input_ids),
-            torch.from_numpy(batch.positions),
-            torch.from_numpy(batch.cu_seqlens),
-            batch.lengths,
-            rows,
-            torch.from_numpy(batch.vision_index),
-        )
+        return model.load_text(dtype="float32", device="cpu")(tensors(batch, rows))
 
 
 def check_text(engine: TextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:

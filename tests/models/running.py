@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, output_rows, pack, pack_images
+from tessera.engine.batch import PackedInput, TextBatch, output_rows, pack, pack_images, tensors
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -22,6 +22,7 @@ from tessera.models.base import (
     Prompt,
     Role,
     TextModule,
+    TextTensors,
     Truncate,
     VisionModule,
 )
@@ -128,25 +129,26 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
         return _vectors_apart(model, text, batch)
     device = _device(text)
     width = model.vision.row_width if model.vision else model.output.width
-    rows = torch.cat(batch.vision).to(device) if batch.vision else torch.empty(0, width, device=device)
-    given = (
-        torch.from_numpy(batch.input_ids).to(device),
-        torch.from_numpy(batch.positions).to(device),
-        torch.from_numpy(batch.cu_seqlens).to(device),
-        batch.lengths,
-        rows,
-        torch.from_numpy(batch.vision_index).to(device),
-    )
+    rows = torch.cat(batch.vision) if batch.vision else torch.empty(0, width)
+    given = on(device, tensors(batch, rows))
     if model.output.kind is OutputKind.SPARSE:
         assert isinstance(text, NamingModule)
-        (weights,) = text.named(("",), *given, given[2])
+        (weights,) = text.named(("",), given)
         assert weights.indices is not None
         ids = weights.indices.view(len(batch.lengths), -1).long()
         whole = torch.zeros(len(ids), model.vocab_size, device=device)
         # What holds nothing is 0.
         return whole.scatter_add(1, ids.clamp(min=0), weights.values.view(ids.shape)).cpu().numpy()
-    computed = text(*given)
+    computed = text(given)
     return output_rows(computed.cpu().numpy(), batch, model.output).values
+
+
+def on(device: torch.device, batch: TextTensors) -> TextTensors:
+    """A batch with its tensors on a device."""
+    given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(
+        batch, **{key: value.to(device) for key, value in given.items() if isinstance(value, torch.Tensor)}
+    )
 
 
 def _vectors_apart(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.engine.batch import tensors
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
@@ -63,14 +64,7 @@ def compared(model: Model, inputs: list) -> tuple[np.ndarray, np.ndarray]:
     assert isinstance(model, TowerModel)
     width = model.text.row_width
     run = PaddedModule(program, 16, width)
-    found = run(
-        torch.from_numpy(batch.input_ids),
-        torch.from_numpy(batch.positions),
-        torch.from_numpy(batch.cu_seqlens),
-        batch.lengths,
-        torch.cat(batch.vision) if batch.vision else torch.empty(0, width),
-        torch.from_numpy(batch.vision_index),
-    )
+    found = run(tensors(batch, torch.cat(batch.vision) if batch.vision else torch.empty(0, width)))
     return found.numpy(), vectors(model, text, batch)
 
 

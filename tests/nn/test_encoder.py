@@ -12,6 +12,7 @@ from tessera.nn.encoder import EncoderTower
 from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows
 from tessera.nn.layer import SOURCES, Block, LayerNorm
 from tessera.nn.spec import EncoderSpec, HeadSpec, LayerSpec
+from tessera.nn.tensors import TextTensors
 from tests.nn import peers
 from tests.nn.copying import randomise
 from tests.nn.test_forms import InPlace, Pending
@@ -46,7 +47,8 @@ def run(tower: EncoderTower) -> torch.Tensor:
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
     ids = torch.randint(0, 100, (total,), generator=torch.Generator().manual_seed(3)).int()
     positions = torch.stack([places.int(), types])
-    return tower(ids, positions, bounds, LENGTHS, torch.empty(0, 48), torch.empty(0, dtype=torch.int32))
+    none = torch.empty(0, 48), torch.empty(0, dtype=torch.int32)
+    return tower(TextTensors(ids, positions, bounds, LENGTHS, *none))
 
 
 def tower(form: Form, **more: object) -> EncoderTower:

@@ -12,6 +12,7 @@ from torch import nn
 from tessera.nn.forms.plain import Residual
 from tessera.nn.sequences import Packed
 from tessera.nn.spec import HeadSpec, RopeSpec, TextSpec
+from tessera.nn.tensors import TextTensors
 from tessera.nn.text import Head, TextTower
 from tests.nn import peers
 from tests.nn.copying import copy, noise, randomise
@@ -66,7 +67,7 @@ def test_causal_tower(qwen3: peers.Qwen3Model, pooling: str) -> None:
         "mean": lambda state: state.mean(0, keepdim=True),
         "none": lambda state: state,
     }
-    found = tower(qwen3, pooling=pooling)(IDS, POSITIONS, BOUNDS, LENGTHS, *NO_ROWS)
+    found = tower(qwen3, pooling=pooling)(TextTensors(IDS, POSITIONS, BOUNDS, LENGTHS, *NO_ROWS))
     expected = torch.cat([reduce[pooling](state) for state in states])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -77,7 +78,7 @@ def test_the_parts_are_the_whole_and_overwrite_no_weights(qwen3: peers.Qwen3Mode
     embedded = module.embed(IDS, *NO_ROWS)
     assert len(embedded) == 1
     parts = module.pooled(embedded, POSITIONS, BOUNDS, LENGTHS)
-    assert torch.equal(parts, module(IDS, POSITIONS, BOUNDS, LENGTHS, *NO_ROWS))
+    assert torch.equal(parts, module(TextTensors(IDS, POSITIONS, BOUNDS, LENGTHS, *NO_ROWS)))
 
 
 @torch.no_grad()
@@ -106,7 +107,7 @@ def test_rows_of_earlier_layers_are_added_behind_them() -> None:
     positions = POSITIONS.repeat(3, 1)
     positions[1:, index.long()] += torch.tensor([[1, 0, 2, 0, 1], [0, 3, 1, 2, 0]], dtype=torch.int32)
     rows = noise(5, 3 * 48)
-    found = module(IDS, positions, BOUNDS, LENGTHS, rows, index)
+    found = module(TextTensors(IDS, positions, BOUNDS, LENGTHS, rows, index))
     start = 0
     for length in LENGTHS:
         part = slice(start, start + length)

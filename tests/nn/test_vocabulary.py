@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 from tessera.nn.spec import VocabularySpec
+from tessera.nn.tensors import TextTensors
 from tessera.nn.vocabulary import VocabularyWeights, pieces
 from tests.nn.copying import randomise
 
@@ -50,7 +51,8 @@ def test_weights_by_their_definition(piece: int, sums: bool, twice: bool) -> Non
     randomise(head)
     states = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1))
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    found = head(states, torch.zeros(TOKENS, dtype=torch.int32), bounds, LENGTHS)
+    ids, none = torch.zeros(TOKENS, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    found = head(states, TextTensors(ids, ids[None], bounds, LENGTHS, none, none))
     rows = layer_norm(
         gelu(states @ head.dense.weight.T + head.dense.bias),
         (HIDDEN,),

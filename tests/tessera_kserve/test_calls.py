@@ -13,7 +13,7 @@ import pytest
 
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.tasks import Deadline
-from tessera_kserve import grpc_server, http
+from tessera_kserve import http, messages
 from tessera_kserve import messages_pb2 as pb
 from tessera_kserve.call import Call
 from tessera_kserve.shared_memory.regions import Regions, is_loopback
@@ -41,7 +41,7 @@ def test_raw_and_typed_contents_are_the_same() -> None:
     typed = message()
     typed.inputs[0].contents.int64_contents.extend(IDS.ravel().tolist())
     for one in (raw, typed):
-        call = grpc_server.read_call(one, "127.0.0.1")
+        call = messages.read_call(one, "127.0.0.1")
         assert np.array_equal(call.inputs["input_ids"].values, IDS)
         assert call.nbytes == IDS.nbytes
 
@@ -50,13 +50,13 @@ def test_contents_beside_raw_ones_are_refused_in_tritons_words() -> None:
     both = message(raw_input_contents=[IDS.tobytes()])
     both.inputs[0].contents.int64_contents.append(1)
     with pytest.raises(InvalidInput, match="contents field must not be specified when using raw_input"):
-        grpc_server.read_call(both, "")
+        messages.read_call(both, "")
     few = message(raw_input_contents=[IDS.tobytes()])
     few.inputs.add(name="attention_mask", datatype="INT64", shape=[1, 3])
     with pytest.raises(InvalidInput, match="unable to find data for input tensor 'attention_mask'"):
-        grpc_server.read_call(few, "")
+        messages.read_call(few, "")
     with pytest.raises(InvalidInput, match="more entries than there are inputs"):
-        grpc_server.read_call(message(raw_input_contents=[IDS.tobytes()] * 2), "")
+        messages.read_call(message(raw_input_contents=[IDS.tobytes()] * 2), "")
 
 
 def test_json_and_binary_data_are_the_same() -> None:
@@ -113,20 +113,20 @@ async def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path])
     made = message()
     made.inputs[0].parameters["shared_memory_region"].string_param = "ids"
     made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 24
-    call = await loaded(regions, grpc_server.read_call(made, "127.0.0.1"))
+    call = await loaded(regions, messages.read_call(made, "127.0.0.1"))
     assert np.array_equal(call.inputs["input_ids"].values, IDS)
     assert call.nbytes == IDS.nbytes
     regions.write("", {**PLACE, "shared_memory_byte_size": 8, "shared_memory_offset": 8}, "pooled", b"x" * 8)
     assert path.read_bytes()[16:24] == b"x" * 8
     for peer in ("10.0.0.1", "", "::2"):
         with pytest.raises(UnsupportedOperation, match="loopback"):
-            await loaded(regions, grpc_server.read_call(made, peer))
+            await loaded(regions, messages.read_call(made, peer))
     with pytest.raises(UnsupportedOperation, match="off"):
-        await loaded(OFF, grpc_server.read_call(made, "127.0.0.1"))
+        await loaded(OFF, messages.read_call(made, "127.0.0.1"))
     small = Regions("tessera-calls-", 23)
     small.register_system("", "ids", f"/{path.name}", 8, 24)
     with pytest.raises(InvalidInput, match="input_ids: a call has 23 bytes at most"):
-        await loaded(small, grpc_server.read_call(made, "127.0.0.1"))
+        await loaded(small, messages.read_call(made, "127.0.0.1"))
 
 
 async def test_regions_are_for_peers_of_this_host_by_http_too(region: tuple[Regions, Path]) -> None:
@@ -152,7 +152,7 @@ async def test_an_output_outside_a_region_is_refused_before_anything_is_computed
     wanted.parameters["shared_memory_region"].string_param = "ids"
     wanted.parameters["shared_memory_byte_size"].int64_param = 25
     with pytest.raises(InvalidInput, match=r"pooled: .* within the 24 bytes of the region 'ids'"):
-        await loaded(region[0], grpc_server.read_call(made, "127.0.0.1"))
+        await loaded(region[0], messages.read_call(made, "127.0.0.1"))
 
 
 def test_memory_outlives_its_region_until_it_is_copied(region: tuple[Regions, Path]) -> None:
@@ -290,7 +290,7 @@ def test_more_of_anything_than_a_call_has_is_refused_by_its_count(what: str) -> 
             getattr(by_grpc, what).add(name=str(number))
             by_http.setdefault(what, []).append({"name": str(number)})
     for read in (
-        lambda: grpc_server.read_call(by_grpc, ""),
+        lambda: messages.read_call(by_grpc, ""),
         lambda: http.read_call(json.dumps(by_http).encode(), None, "router", "", ""),
     ):
         with pytest.raises(InvalidInput, match=f"^{what}: expected at most 64, found 65$") as refused:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tessera.errors import InvalidInput
-from tessera_kserve import fields, grpc_server
+from tessera_kserve import fields, messages
 from tessera_kserve import messages_pb2 as pb
 from tessera_kserve.fields import Fields
 
@@ -50,7 +50,7 @@ def test_a_damaged_message_is_left_to_the_parser() -> None:
             expected = pb.ModelInferRequest.FromString(bytes(raw))
         except Exception:
             with pytest.raises(InvalidInput):
-                grpc_server.parsed(pb.ModelInferRequest, Fields(bytes(raw)).rest)
+                messages.parsed(pb.ModelInferRequest, Fields(bytes(raw)).rest)
             continue
         try:
             found = Fields(bytes(raw))
@@ -86,9 +86,9 @@ def test_typed_contents_are_taken_in_pieces(datatype: str, monkeypatch: pytest.M
         values = [2**63, 2**64 - 1]
     message = pb.ModelInferRequest()
     tensor = message.inputs.add(name="x", datatype=datatype, shape=[14])
-    getattr(tensor.contents, grpc_server._CONTENTS[datatype]).extend(values * 7)
-    whole = grpc_server.read_call(message, "").inputs["x"].values
-    monkeypatch.setattr(grpc_server, "_PIECE_VALUES", 5)
-    pieces = grpc_server.read_call(message, "").inputs["x"].values
+    getattr(tensor.contents, messages._CONTENTS[datatype]).extend(values * 7)
+    whole = messages.read_call(message, "").inputs["x"].values
+    monkeypatch.setattr(messages, "_PIECE_VALUES", 5)
+    pieces = messages.read_call(message, "").inputs["x"].values
     assert pieces.dtype == whole.dtype and np.array_equal(pieces, whole)
     assert [*pieces] == values * 7

@@ -17,6 +17,7 @@ MEASURE = """
 import re, sys
 import numpy as np, torch
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 
 torch.set_num_threads(1)
 model = open_model(sys.argv[1])
@@ -49,7 +50,8 @@ with torch.inference_mode():
             positions = torch.arange(1024, dtype=torch.int32).repeat(n)[None]
             bounds = torch.arange(0, n * 1024 + 1, 1024, dtype=torch.int32)
             none = torch.empty(0, dtype=torch.int32)
-            module(ids, positions, bounds, [1024] * n, torch.empty(0, model.vision.row_width), none)
+            rows = torch.empty(0, model.vision.row_width)
+            module(TextTensors(ids, positions, bounds, [1024] * n, rows, none))
         print(grown(run), model.text_activation_nbytes("float32", SIZE * 1024))
 """
 

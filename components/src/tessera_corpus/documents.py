@@ -13,7 +13,6 @@ import msgspec
 from blake3 import blake3
 
 from tessera import machine
-from tessera.errors import Unavailable
 from tessera.local.content import ImageFile, Part
 from tessera.sandbox import Limits, ProcessLost, in_memory
 from tessera.settings import MIB, POSITIVE, Setting
@@ -137,11 +136,7 @@ class Documents:
     def _draw(self, file: _File, page: int | None) -> Drawn | Refusal:
         task = Task(file=file.number, size=file.nbytes, page=page, known=file.known)
         name = file.source if page is None else f"{file.source}, page {page}"
-        try:
-            return self._renderers.draw(task, file.descriptor, source=name)
-        except Unavailable:
-            # Somebody ended the process that forks them. The next call starts it again.
-            return self._renderers.draw(task, file.descriptor, source=name)
+        return self._renderers.draw(task, file.descriptor, source=name)
 
 
 class _Lost(msgspec.Struct, frozen=True, kw_only=True):

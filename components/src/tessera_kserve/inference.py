@@ -180,7 +180,7 @@ class Inference:
                     prepared = await served.pipeline.prepare(request, of_request)
                 if prepared.good:
                     cost = prepared.cost
-                    nbytes = max(work.nbytes, padded_bytes(prepared.outputs, cost.each, work.rows))
+                    nbytes = max(work.nbytes, padded_bytes(prepared.outputs, cost.bounds, work.rows))
                     self._check_size(nbytes)
                     exchange.pay(cost.tokens, cost.units, nbytes)
                 result = await served.pipeline.embed(prepared, of_request)

@@ -29,6 +29,7 @@ from tessera.models.base import (
     Output,
     OutputKind,
     Pixels,
+    TextTensors,
     UInt8Array,
     VisionSpec,
     sequential,
@@ -141,9 +142,9 @@ class DualEncoder(ByteText):
 
         table = torch.from_numpy(self.weights()["tokens"])
 
-        def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
-            embedded = table[input_ids].index_copy(0, vision_index.long(), vision_rows)
-            return torch.stack([sequence.mean(0) for sequence in embedded.split(list(lengths))])
+        def forward(batch: TextTensors) -> torch.Tensor:
+            embedded = table[batch.input_ids].index_copy(0, batch.vision_index.long(), batch.vision_rows)
+            return torch.stack([sequence.mean(0) for sequence in embedded.split(list(batch.lengths))])
 
         return forward
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.launched import Launched
+from tessera.models.base import TextTensors
 from tessera.rows import Rows
 from tests.families.dual_encoder import DualEncoder
 
@@ -78,9 +79,9 @@ class FaultyEncoder(DualEncoder):
         _launch_as_a_card()
         forward = super().load_text(dtype=dtype, device=device)
 
-        def failing(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-            lengths = rest[2]
-            found = set(input_ids.tolist())
+        def failing(batch: TextTensors) -> torch.Tensor:
+            lengths = batch.lengths
+            found = set(batch.input_ids.tolist())
             if ord(ILLEGAL_ACCESS) in found and _first_time("illegal access"):
                 raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
             if ord(HANG) in found and _first_time("hang"):
@@ -89,7 +90,7 @@ class FaultyEncoder(DualEncoder):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             if ord(POISON) in found:
                 raise RuntimeError("the input cannot be computed")
-            made: torch.Tensor = forward(input_ids, *rest)
+            made: torch.Tensor = forward(batch)
             return made
 
         return failing

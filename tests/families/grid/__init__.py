@@ -25,6 +25,7 @@ from tessera.models.base import (
     Output,
     OutputKind,
     Pixels,
+    TextTensors,
     VisionSpec,
 )
 from tests.families.byte_text import PLACEHOLDER, VOCABULARY, ByteText
@@ -179,9 +180,9 @@ class Grid(ByteText):
                 # An empty sequence has no last token; what it gives is not read.
                 return hidden[(cu_seqlens[1:] - 1).clamp(min=0)]
 
-            def __call__(self, input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
-                embedded = self.embed(input_ids, vision_rows, vision_index)
-                return self.pooled(embedded, positions, cu_seqlens, lengths)
+            def __call__(self, batch: TextTensors) -> Any:
+                embedded = self.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
+                return self.pooled(embedded, batch.positions, batch.cu_seqlens, batch.lengths)
 
         return Text()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, Output, OutputKind, PairLimits, Prompt, Truncate
+from tessera.models.base import Content, Output, OutputKind, PairLimits, Prompt, TextTensors, Truncate
 from tests.families.dual_encoder import DualEncoder, weights
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Pairs(DualEncoder):
     def load_text(self, *, dtype: str, device: str) -> Any:
         forward = super().load_text(dtype=dtype, device=device)
 
-        def scores(*tensors: Any) -> Any:
-            return forward(*tensors).mean(1, keepdim=True) * 10
+        def scores(batch: TextTensors) -> Any:
+            return forward(batch).mean(1, keepdim=True) * 10
 
         return scores
 

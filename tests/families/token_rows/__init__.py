@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import Output, OutputKind, TextTensors
 from tests.families.dual_encoder import HIDDEN, DualEncoder, weights
 
 
@@ -35,8 +35,8 @@ class TokenRows(DualEncoder):
 
         table = torch.from_numpy(weights(self.seed)["tokens"])
 
-        def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
-            return table[input_ids]
+        def forward(batch: TextTensors) -> torch.Tensor:
+            return table[batch.input_ids]
 
         return forward
 

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from tessera.models.base import Content, ImagePlan, Prompt, Role, Truncate, VisionModule, sequential
+from tessera.models.base import (
+    Content,
+    ImagePlan,
+    Prompt,
+    Role,
+    TextTensors,
+    Truncate,
+    VisionModule,
+    sequential,
+)
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packed:
-    """Arguments of a ``TextModule``, on the CPU."""
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    cu_seqlens: torch.Tensor
-    lengths: list[int]
-    vision_rows: torch.Tensor
-    vision_index: torch.Tensor
-
-    @property
-    def arguments(
-        self,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
-        return (
-            self.input_ids,
-            self.positions,
-            self.cu_seqlens,
-            self.lengths,
-            self.vision_rows,
-            self.vision_index,
-        )
-
-
-def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch.Tensor]) -> Packed:
+def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch.Tensor]) -> TextTensors:
     tokens = np.concatenate([prompt.tokens for prompt in prompts])
     lengths = [len(prompt.tokens) for prompt in prompts]
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
@@ -47,7 +30,7 @@ def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch
         if rows
         else torch.empty(0, model.vision.row_width)
     )
-    return Packed(
+    return TextTensors(
         input_ids=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions),
         cu_seqlens=torch.from_numpy(bounds),

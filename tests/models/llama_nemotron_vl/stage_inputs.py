@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tessera.models.base import TextTensors
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.packing import encode
 
@@ -112,4 +113,4 @@ def expected(model: LlamaNemotronVL, batch: Batch) -> torch.Tensor:
     module = model.load_text(dtype="float32", device="cpu")
     bounds = torch.nn.functional.pad(ends, (1, 0))
     with torch.inference_mode():
-        return module(ids, positions, bounds, batch.lengths, rows[: len(index)], index)
+        return module(TextTensors(ids, positions, bounds, batch.lengths, rows[: len(index)], index))

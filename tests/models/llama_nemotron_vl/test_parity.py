@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tessera_tools.random_checkpoint.llama import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
+from tests.models.running import on
 from tests.references.llama_nemotron_vl import Reference
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -163,7 +164,7 @@ def test_every_stage(
     batch = pack(model, [each.prompt for each in cases], [rows])
     (fused,) = embedded = text.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
     hidden = text.encode(embedded, batch.positions, Packed(batch.cu_seqlens, batch.lengths))
-    vectors = text(*batch.arguments)
+    vectors = text(batch)
     assert vectors.dtype == torch.float32
     assert vectors.shape == (len(cases), model.output.width)
     stages = {
@@ -198,7 +199,7 @@ def test_same_type_as_the_reference(
         tiles = [model.preprocess(Picture(data, param="x")).values for data in images]
         rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
         batch = pack(model, [prompt(model, words, [len(each) for each in tiles])], rows)
-        worst = min(worst, compare(text(*batch.arguments), expected[None])[1])
+        worst = min(worst, compare(text(batch), expected[None])[1])
     title = "parity with transformers in the same type: worst vector"
     record_property(title, f"{dtype:10}worst cosine {worst:.7f}")
     assert worst >= LIMITS[dtype]
@@ -239,7 +240,7 @@ def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
     _, text = towers(model, "float32")
     prompts = [prompt(model, "before"), prompt(model, "", [1]), prompt(model, "after it")]
     bad = torch.full((model.config.tokens_per_tile, model.output.width), float("nan"))
-    vectors = text(*pack(model, prompts, [bad]).arguments)
+    vectors = text(pack(model, prompts, [bad]))
     assert not vectors[[0, 2]].isnan().any()
     assert vectors[1].isnan().all()
 
@@ -251,7 +252,7 @@ def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: d
     vision, text = towers(model, "float32")
     tiles = [model.preprocess(Picture(data, param="x")).values for data in photos.values()]
     rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
-    vectors = text(*pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows).arguments)
+    vectors = text(pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows))
     assert torch.cosine_similarity(vectors[0], vectors[1], dim=0) < 0.95
 
 
@@ -271,11 +272,12 @@ def test_cuda_agrees_and_never_waits(make_checkpoint: MakeCheckpoint) -> None:
     batch = pack(
         model, [each.prompt for each in cases], [each.rows for each in cases if each.rows is not None]
     )
-    moved = [part if isinstance(part, list) else part.cuda() for part in batch.arguments]
-    text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])  # libraries may wait once, while they set up
+    moved = on(torch.device("cuda"), batch)
+    # Libraries may wait once, while they set up.
+    text(replace(moved, vision_rows=vision.rows(tiles).flatten(0, 1)))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        vectors = text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])
+        vectors = text(replace(moved, vision_rows=vision.rows(tiles).flatten(0, 1)))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compare(vectors.cpu(), torch.stack([each.vector for each in cases]))[1] >= LIMITS["bfloat16"]
@@ -285,4 +287,4 @@ def run(
     model: LlamaNemotronVL, text: TextTower, cases: list[Case], rows: dict[int, torch.Tensor | None]
 ) -> torch.Tensor:
     parts = [part for part in (rows[id(each)] for each in cases) if part is not None]
-    return text(*pack(model, [each.prompt for each in cases], parts).arguments)
+    return text(pack(model, [each.prompt for each in cases], parts))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_engines.compiled.spec import Stage
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
@@ -60,12 +61,14 @@ def test_text(model: LlamaNemotronVL) -> None:
     packed = torch.cat([line[:length] for line, length in zip(ids, lengths, strict=True)])
     with torch.inference_mode():
         expected = model.load_text(dtype="bfloat16", device="cpu")(
-            packed,
-            torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])[None],
-            torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-            lengths,
-            rows,
-            torch.arange(lengths[0] + 3, lengths[0] + 3 + images, dtype=torch.int32),
+            TextTensors(
+                packed,
+                torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])[None],
+                torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+                lengths,
+                rows,
+                torch.arange(lengths[0] + 3, lengths[0] + 3 + images, dtype=torch.int32),
+            )
         )
         found = Stages(model, "bfloat16")(Stage.TEXT)(
             input_ids=ids,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tessera.models import open_model
+from tessera.models.base import TextTensors
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera_engines.tensorrt.build import fill_network
@@ -88,12 +89,14 @@ class Batch:
             text = model.load_text(dtype="float32", device="cpu")
             index = np.flatnonzero(rows >= 0).astype(np.int32)
             self.expected = text(
-                torch.from_numpy(flat),
-                self.positions[None],
-                self.bounds,
-                LENGTHS,
-                self.rows.float(),
-                torch.from_numpy(index),
+                TextTensors(
+                    torch.from_numpy(flat),
+                    self.positions[None],
+                    self.bounds,
+                    LENGTHS,
+                    self.rows.float(),
+                    torch.from_numpy(index),
+                )
             )
         self.layout = layout
         if layout is Layout.PACKED:

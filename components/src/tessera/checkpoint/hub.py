@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
-import re
 import shutil
 import time
 from collections import defaultdict
@@ -21,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -32,10 +29,7 @@ from huggingface_hub import (
     HfApi,
     constants,
     get_cached_repo_tree,
-    get_hf_file_metadata,
     get_token,
-    hf_hub_download,
-    hf_hub_url,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
@@ -47,13 +41,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
+from huggingface_hub.utils import get_session, validate_repo_id
 
 import tessera
 from tessera.checkpoint.adapter import ADAPTER_FILE
 from tessera.checkpoint.declared import MODULES_FILE, STANFORD_FILE, module_files
+from tessera.checkpoint.hub_file import Malformed, OneFile, folder_of, partial_of
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
@@ -71,10 +65,6 @@ _MOST_JSON_BYTES: Final = 128_000_000
 _MOST_SHARDS: Final = 1_000
 
 _AT_A_TIME: Final = 8
-# Connections that broke, one after another without a byte between them.
-_MOST_BREAKS: Final = 5
-# It becomes the name of a file.
-_ETAG: Final = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)
 
 
 def fetch(model: HubModel, recognise: Callable[[Path], object], *, bar: bool = False) -> Source:
@@ -130,7 +120,7 @@ class _Fetch:
             folder = self._fetched(commit)
         except RevisionNotFoundError as error:
             raise CheckpointError(f"{self.model}: {_why(error)}; name another revision") from error
-        except (HfHubHTTPError, httpx2.HTTPError, OSError, _Malformed) as error:
+        except (HfHubHTTPError, httpx2.HTTPError, OSError, Malformed) as error:
             why = _why(error)
             if _of_this_host(error) or (kept := self._kept()) is None:
                 raise CheckpointError(f"{self.model}: {why}; {self._advice(error)}") from error
@@ -192,11 +182,11 @@ class _Fetch:
                 .sha
             )
         if commit is None or not is_commit(commit):
-            raise _Malformed("names no commit")
+            raise Malformed("names no commit")
         return commit
 
     def _fetched(self, commit: str) -> Path:
-        folder = _folder(self.model.repository) / "snapshots" / commit
+        folder = folder_of(self.model.repository) / "snapshots" / commit
         files = self._listed(commit)
         whole = first_of(WEIGHTS, files.__contains__)
         alone = ADAPTER_FILE in files and whole is None
@@ -271,7 +261,7 @@ class _Fetch:
             if isinstance(file, RepoFile) and file.path.rpartition("/")[0] == below
         }
         if not all(type(file.size) is int and file.size >= 0 for file in files.values()):
-            raise _Malformed("lists files without sizes")
+            raise Malformed("lists files without sizes")
         return files
 
     def _weights(self, folder: Path, files: Collection[str]) -> list[str]:
@@ -292,7 +282,7 @@ class _Fetch:
 
     def _download(self, commit: str, files: Sequence[RepoFile], *, said: bool = False) -> None:
         """Fetch files that are not there yet, some at a time; the first that fails ends all."""
-        folder = _folder(self.model.repository)
+        folder = folder_of(self.model.repository)
         there = folder / "snapshots" / commit
         files = [file for file in files if not (there / file.path).exists()]
         if not files:
@@ -306,7 +296,7 @@ class _Fetch:
             log.info("%s at commit %s: %s%s", what, commit, size(total), there_before)
         progress = Progress(log, what, total, done=have, bar=said and self.bar)
         began, stopped = time.monotonic(), Event()
-        one = _OneFile(self.model.repository, commit, progress, stopped)
+        one = OneFile(self.model.repository, commit, progress, stopped)
         with ThreadPoolExecutor(min(_AT_A_TIME, len(files))) as threads:
             running = [threads.submit(one.fetch, *equal) for equal in _by_content(files)]
             try:
@@ -339,7 +329,7 @@ class _Fetch:
         revision = self.model.revision
         if revision == commit:
             return
-        path = _folder(self.model.repository) / "refs" / revision
+        path = folder_of(self.model.repository) / "refs" / revision
         with suppress(OSError):  # a cache that is mounted to be read
             if path.exists() and path.read_text() == commit:
                 return
@@ -357,131 +347,11 @@ class _Fetch:
         if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
             token = "let HF_TOKEN be of an account that may read it" if get_token() else "set HF_TOKEN"
             return f"look for a mistake in the name; for a private model {token}; no directory has that name"
-        if isinstance(error, _Malformed) or status is not None:
+        if isinstance(error, Malformed) or status is not None:
             return "try again later, or look at HF_ENDPOINT"
         if _of_this_host(error):
             return "set HF_HOME to a place that can be written to and has room"
         return "try again with a network, look at HF_ENDPOINT, or name a directory"
-
-
-class _Malformed(Exception):
-    """A hub's answer is not what a hub answers."""
-
-
-class _Stopped(Exception):
-    """Another file has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OneFile:
-    """Fetches single files of a commit into the cache."""
-
-    repository: str
-    commit: str
-    progress: Progress
-    stopped: Event
-
-    def fetch(self, *files: RepoFile) -> None:
-        """Fetch files of the same content, which lie in one place."""
-        for file in files:
-            self._fetch(file)
-
-    def _fetch(self, file: RepoFile) -> None:
-        url = hf_hub_url(self.repository, file.path, revision=self.commit)
-        if not _by_xet(file):
-            found = get_hf_file_metadata(url, headers=_headers(), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-            if found.etag is None or not _ETAG.fullmatch(found.etag) or found.commit_hash != self.commit:
-                raise _Malformed(f"does not say which file {file.path} is")
-            if found.size != file.size:
-                raise _Malformed(f"lists {file.path} with {file.size} bytes and has {found.size}")
-            blobs = _folder(self.repository) / "blobs"
-            blobs.mkdir(parents=True, exist_ok=True)
-            if not (blobs / found.etag).exists():
-                self._transfer(url, file, blobs / found.etag)
-        # Finds the bytes where they are and gives them their name in the snapshot.
-        hf_hub_download(
-            self.repository,
-            file.path,
-            revision=self.commit,
-            tqdm_class=self._counter(file, 0),
-            library_name="tessera",
-            library_version=tessera.__version__,
-        )
-
-    def _transfer(self, url: str, file: RepoFile, blob: Path) -> None:
-        """Fetch what is missing of a file's bytes; the library would begin anew after another process."""
-        partial = _partial(blob)
-        before = partial.stat().st_size if partial.exists() else 0
-        if before > file.size:
-            partial.unlink()
-            before = 0
-        breaks = 0
-        while True:
-            with partial.open("ab") as into:
-                done = into.tell()
-                try:
-                    http_get(
-                        url,
-                        into,
-                        resume_size=done,
-                        headers=_headers(),
-                        expected_size=file.size,
-                        displayed_filename=file.path,
-                        tqdm_class=self._counter(file, done),
-                    )
-                    break
-                # The library itself tries again after errors of other kinds.
-                except httpx2.ReadError:
-                    breaks = 0 if into.tell() > done else breaks + 1
-                    if breaks == _MOST_BREAKS or self.stopped.is_set():
-                        raise
-            time.sleep(1)
-        if before and not _is_whole(partial, file):
-            partial.unlink()
-            raise _Malformed(
-                f"sent a {file.path} that is not the one it lists; what was here of it is removed"
-            )
-        partial.replace(blob)
-
-    def _counter(self, file: RepoFile, done: int) -> type:
-        """What the library takes for the class of its progress bars."""
-        progress, stopped = self.progress, self.stopped
-
-        class Counter:
-            def __init__(self, *_: object, **__: object) -> None:
-                self._done = done
-
-            def __enter__(self) -> Counter:
-                return self
-
-            def __exit__(self, *_: object) -> None: ...
-
-            def update(self, nbytes: float | None = 1) -> None:
-                if stopped.is_set():
-                    raise _Stopped
-                self._done += int(nbytes or 0)
-                if self._done > file.size:
-                    raise _Malformed(f"lists {file.path} with {file.size} bytes and sends more")
-                progress.add(int(nbytes or 0))
-
-            def update_transfer(self, nbytes: float | None = 1) -> None: ...
-
-            def set_postfix_str(self, *_: object, **__: object) -> None: ...
-
-            def set_transfer_postfix_str(self, *_: object, **__: object) -> None: ...
-
-        return Counter
-
-
-def _by_xet(file: RepoFile) -> bool:
-    """Whether the library is to fetch a file by chunks, in parallel.
-
-    A file of which that is interrupted begins anew, so it is for those who ask for it, and for files that a
-    hub sends in no other way.
-    """
-    if file.xet_hash is None or constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
-        return False
-    return constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 def _has(folder: Path, names: Iterable[str], *, modules: bool = True) -> bool:
@@ -493,14 +363,6 @@ def _has(folder: Path, names: Iterable[str], *, modules: bool = True) -> bool:
 def _is_description(name: str) -> bool:
     """Whether a file describes a checkpoint: JSON, or a chat template."""
     return (name.endswith((".json", ".jinja")) or name == STANFORD_FILE) and "/" not in name
-
-
-def _is_whole(path: Path, file: RepoFile) -> bool:
-    """Whether a file that several processes wrote is the one that the hub lists, where it says so."""
-    if file.lfs is None:
-        return True
-    with path.open("rb") as read:
-        return hashlib.file_digest(read, "sha256").hexdigest() == file.lfs.sha256
 
 
 def _content(file: RepoFile) -> str:
@@ -519,36 +381,24 @@ def _by_content(files: Iterable[RepoFile]) -> Collection[list[RepoFile]]:
 def _have(folder: Path, file: RepoFile) -> int:
     """How many bytes of a file are there, as far as can be told before the hub is asked."""
     blob = folder / "blobs" / _content(file)
-    for path in (blob, _partial(blob)):
+    for path in (blob, partial_of(blob)):
         with suppress(OSError):
             return min(path.stat().st_size, file.size)
     return 0
-
-
-def _partial(blob: Path) -> Path:
-    return blob.with_name(f"{blob.name}.incomplete")
 
 
 def _cache() -> str:
     return str(constants.HF_HUB_CACHE)
 
 
-def _folder(repository: str) -> Path:
-    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-
-
 def _api() -> HfApi:
     return HfApi(library_name="tessera", library_version=tessera.__version__)
-
-
-def _headers() -> dict[str, str]:
-    return build_hf_headers(library_name="tessera", library_version=tessera.__version__)
 
 
 @contextmanager
 def _locked(repository: str) -> Iterator[None]:
     """Wait until no other process of this host downloads the model. The system frees a killed one's lock."""
-    folder = Path(constants.HF_HUB_CACHE) / ".locks" / _folder(repository).name
+    folder = Path(constants.HF_HUB_CACHE) / ".locks" / folder_of(repository).name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "tessera.lock").open("w") as file:
         try:
@@ -565,7 +415,7 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _Malformed("answers with something else than a hub") from error
+        raise Malformed("answers with something else than a hub") from error
 
 
 def _chain(error: BaseException | None) -> Iterable[BaseException]:
@@ -592,7 +442,7 @@ def _of_this_host(error: BaseException) -> bool:
 def _why(error: BaseException) -> str:
     """One line without what a server said, which may repeat what it was sent."""
     hub = f"the hub at {constants.ENDPOINT}"
-    if isinstance(error, _Malformed):
+    if isinstance(error, Malformed):
         return f"{hub} {error}"
     status = _status(error)
     for each in _chain(error):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
-from tessera.models.base import CHUNKS, Model, Output, OutputKind, Pixels
+from tessera.models.base import CHUNKS, Model, Output, OutputKind, Pixels, TextTensors
 from tessera.rows import Rows
 
 if TYPE_CHECKING:
@@ -181,6 +181,21 @@ def segments(batch: TextBatch) -> Ids:
 
 def _packed_chunks(batch: TextBatch) -> list[Ids]:
     return [own + start for own, start in zip(batch.chunks, batch.cu_seqlens[:-1], strict=True)]
+
+
+def tensors(batch: TextBatch, vision_rows: torch.Tensor) -> TextTensors:
+    """Return a batch as a module on the host takes it, with the rows of all its images."""
+    import torch
+
+    return TextTensors(
+        torch.from_numpy(batch.input_ids),
+        torch.from_numpy(batch.positions),
+        torch.from_numpy(batch.cu_seqlens),
+        batch.lengths,
+        vision_rows,
+        torch.from_numpy(batch.vision_index),
+        torch.from_numpy(segments(batch)),
+    )
 
 
 def output_bounds(batch: TextBatch, output: Output) -> Bounds:

@@ -25,6 +25,7 @@ from tessera.nn.outputs import STATES as STATES
 from tessera.nn.outputs import TOKEN_WEIGHTS as TOKEN_WEIGHTS
 from tessera.nn.outputs import HeadRows as HeadRows
 from tessera.nn.spec import Pooling
+from tessera.nn.tensors import TextTensors as TextTensors
 
 if TYPE_CHECKING:
     import torch
@@ -295,18 +296,10 @@ class TextModule(Protocol):
     ``[batch, width]`` where the output is one row for each input, ``[tokens, width]`` where it is one for
     each token. Whoever runs the module scales them to unit length: some clients ask for them as they are.
 
-    All index tensors lie on the module's device; nothing in the call may wait for it.
+    Nothing in the call may wait for the device.
     """
 
-    def __call__(
-        self,
-        input_ids: torch.Tensor,  # int32 [tokens]
-        positions: torch.Tensor,  # int32 [k, tokens], ``Model.positions`` of the inputs side by side
-        cu_seqlens: torch.Tensor,  # int32 [batch + 1], the sequences' bounds in the packed axis
-        lengths: Sequence[int],  # the same bounds on the host, as lengths
-        vision_rows: torch.Tensor,  # [vision, row_width]
-        vision_index: torch.Tensor,  # int32 [vision], the packed position of each vision row
-    ) -> torch.Tensor: ...
+    def __call__(self, batch: TextTensors) -> torch.Tensor: ...
 
 
 @runtime_checkable
@@ -339,20 +332,10 @@ class SplitTextModule(TextModule, Protocol):
 class NamingModule(TextModule, Protocol):
     """A text module that gives several outputs of one pass."""
 
-    def named(
-        self,
-        names: Sequence[str],
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-        segments: torch.Tensor,  # int32 [segments + 1], bounds in the packed axis, from 0
-    ) -> Sequence[HeadRows]:
+    def named(self, names: Sequence[str], batch: TextTensors) -> Sequence[HeadRows]:
         """As the call, for the outputs of these names; an empty one is the default output.
 
-        ``CHUNKS`` gives a row for each of the ``segments``, chunks and what lies between them.
+        ``CHUNKS`` gives a row for each of the batch's segments.
         """
         ...
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+    from tessera.nn.tensors import TextTensors
 
 STATES: Final = "states"
 """The output of each token's last hidden state, behind the final norm, before pooling."""
@@ -35,10 +36,6 @@ class HeadRows:
 class OutputHead(Protocol):
     """Makes the rows of one output of a batch's last hidden states; nothing in it waits for the device."""
 
-    def __call__(
-        self,
-        states: torch.Tensor,  # float32 [tokens, hidden]
-        input_ids: torch.Tensor,  # int32 [tokens]
-        cu_seqlens: torch.Tensor,  # int32 [batch + 1]
-        lengths: Sequence[int],  # the same bounds on the host, as lengths
-    ) -> HeadRows: ...
+    def __call__(self, states: torch.Tensor, batch: TextTensors) -> HeadRows:
+        """``states`` is float32 ``[tokens, hidden]``."""
+        ...

@@ -18,6 +18,7 @@ from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import HeadSpec, TextSpec
 from tessera.nn.steps import step_modules
 from tessera.nn.table import Table
+from tessera.nn.tensors import TextTensors
 
 Embedded = tuple[torch.Tensor, ...]
 """``[tokens, hidden]``; with DeepStack ``[tokens, levels * hidden]`` behind it, 0 but at vision rows."""
@@ -98,17 +99,9 @@ class TextTower(Tower):
         self.name, self.heads = name, heads
         return self
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        embedded = self.embed(input_ids, vision_rows, vision_index)
-        return self.pooled(embedded, positions, cu_seqlens, lengths)
+    def forward(self, batch: TextTensors) -> torch.Tensor:
+        embedded = self.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
+        return self.pooled(embedded, batch.positions, batch.cu_seqlens, batch.lengths)
 
     def embed(
         self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
@@ -146,38 +139,30 @@ class TextTower(Tower):
         """Return the sequences as pooling sees them."""
         return sequences
 
-    def named(
-        self,
-        names: Sequence[str],
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-        segments: torch.Tensor,
-    ) -> list[HeadRows]:
+    def named(self, names: Sequence[str], batch: TextTensors) -> list[HeadRows]:
         """Give outputs by name of one pass: the tower's own rows, hidden states, and those of ``heads``.
 
-        The rows of chunks are pooled as the tower's own are, of ``segments`` in place of sequences.
+        The rows of chunks are pooled as the tower's own are, of segments in place of sequences.
         """
-        sequences = self.form.packed(cu_seqlens, lengths)
-        hidden = self.encode(self.embed(input_ids, vision_rows, vision_index), positions, sequences)
+        sequences = self.form.packed(batch.cu_seqlens, batch.lengths)
+        embedded = self.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
+        hidden = self.encode(embedded, batch.positions, sequences)
         asked = [name or self.name for name in names]
         of_tower = self.name not in self.heads
         states = None if of_tower and set(asked) <= {self.name, CHUNKS} else hidden.float()
         found: list[HeadRows] = []
-        pooling = self.pooling(sequences, cu_seqlens, positions)
+        pooling = self.pooling(sequences, batch.cu_seqlens, batch.positions)
         for name in asked:
             if name == CHUNKS:
+                assert batch.segments is not None
                 # Pooling needs no lengths on the host.
-                found.append(HeadRows(self.rows(hidden, self.form.packed(segments, ()))))
+                found.append(HeadRows(self.rows(hidden, self.form.packed(batch.segments, ()))))
             elif states is None or (of_tower and name == self.name):
                 found.append(HeadRows(self.rows(hidden, pooling)))
             elif name == STATES:
                 found.append(HeadRows(states))
             else:
-                found.append(self.heads[name](states, input_ids, cu_seqlens, lengths))
+                found.append(self.heads[name](states, batch))
         return found
 
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from tessera.nn.outputs import HeadRows
+from tessera.nn.tensors import TextTensors
 
 _NONE: Final = -1
 
@@ -30,11 +31,10 @@ class TokenWeights(nn.Module):
         self.register_buffer("bias", bias.float())
         self.register_buffer("dropped", torch.tensor(sorted(dropped), dtype=torch.int32))
 
-    def forward(
-        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> HeadRows:
+    def forward(self, states: torch.Tensor, batch: TextTensors) -> HeadRows:
         weights = linear(states, self.weight, self.bias).relu()
-        return HeadRows(weights, input_ids.masked_fill(torch.isin(input_ids, self.dropped), _NONE))
+        dropped = torch.isin(batch.input_ids, self.dropped)
+        return HeadRows(weights, batch.input_ids.masked_fill(dropped, _NONE))
 
 
 class EachWeight(TokenWeights):
@@ -43,12 +43,10 @@ class EachWeight(TokenWeights):
     As vLLM's ``BgeM3EmbeddingModel`` pools for ``token_classify``.
     """
 
-    def forward(
-        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> HeadRows:
+    def forward(self, states: torch.Tensor, batch: TextTensors) -> HeadRows:
         weights = linear(states, self.weight, self.bias).relu()
-        ends = torch.cat([cu_seqlens[:-1], cu_seqlens[1:] - 1]).long()
-        return HeadRows(weights, input_ids.index_fill(0, ends, _NONE))
+        ends = torch.cat([batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1]).long()
+        return HeadRows(weights, batch.input_ids.index_fill(0, ends, _NONE))
 
 
 class TokenVectors(nn.Module):
@@ -65,8 +63,6 @@ class TokenVectors(nn.Module):
         self.register_buffer("weight", weight.float())
         self.register_buffer("bias", bias.float())
 
-    def forward(
-        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> HeadRows:
-        indices = input_ids.index_fill(0, cu_seqlens[:-1].long(), _NONE)
+    def forward(self, states: torch.Tensor, batch: TextTensors) -> HeadRows:
+        indices = batch.input_ids.index_fill(0, batch.cu_seqlens[:-1].long(), _NONE)
         return HeadRows(linear(states, self.weight, self.bias), indices)

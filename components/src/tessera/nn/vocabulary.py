@@ -13,6 +13,7 @@ from torch.nn.functional import layer_norm, linear
 from tessera.nn.forms.plain import activation_function
 from tessera.nn.outputs import HeadRows
 from tessera.nn.spec import VocabularySpec
+from tessera.nn.tensors import TextTensors
 
 _NONE: Final = -1
 
@@ -40,16 +41,14 @@ class VocabularyWeights(nn.Module):
             assert isinstance(table, nn.Parameter)
             self.weight = table
 
-    def forward(
-        self, states: torch.Tensor, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> HeadRows:
-        spec, norm = self.spec, self.norm
+    def forward(self, states: torch.Tensor, batch: TextTensors) -> HeadRows:
+        spec, norm, lengths = self.spec, self.norm, batch.lengths
         rows = activation_function(spec.activation)(self.dense(states.to(self.bias.dtype)))
         rows = layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
         starts = [0, *accumulate(lengths)]
         values, ids = [], []
         for first, last in pieces(lengths, spec.piece):
-            bounds = cu_seqlens[first : last + 1] - cu_seqlens[first]
+            bounds = batch.cu_seqlens[first : last + 1] - batch.cu_seqlens[first]
             weights = self._weights(rows[starts[first] : starts[last]], bounds)
             largest = weights.topk(spec.most, sorted=False)
             values.append(largest.values)

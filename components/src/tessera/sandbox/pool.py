@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 _START_SECONDS: Final = 120.0
 _FORK_SECONDS: Final = 10.0
+# Processes that a call loses without its file's fault: one that had ended before, and one forked by a server
+# that was just being killed. The next is of a new server; one more, for somebody who kills that one, too.
+_ATTEMPTS: Final = 4
 _ENVIRONMENT: Final = {
     # One thread, so that the fork server may fork.
     "OPENBLAS_NUM_THREADS": "1",
@@ -157,8 +160,7 @@ class Pool(Generic[A]):
         """
         process = self._idle.get()
         try:
-            while True:
-                is_new = process is None
+            for _ in range(_ATTEMPTS):
                 if process is None:
                     process = self._server.fork()
                 try:
@@ -167,8 +169,7 @@ class Pool(Generic[A]):
                     lost, process = process, None
                     if self._is_guilty(lost, loss.why, over):
                         raise
-                    if is_new:
-                        raise Unavailable(f"the {self._name}s went away") from None
+            raise Unavailable(f"the {self._name}s went away")
         finally:
             self._idle.put(process)
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from tessera.errors import Unavailable
 from tessera.extras import absent, missing
 from tessera.local.content import ImageFile
 from tessera.sandbox import Limits, Pool, ProcessLost
@@ -170,7 +169,7 @@ class Reader:
                 self._end = weakref.finalize(self, self._pool.close)
             pool = self._pool
         try:
-            answer = self._asked(pool, task, descriptor, over)
+            answer = pool.call(_encode(task), descriptor, self._taken, over=over)
         except ProcessLost as loss:
             most = self._limits.memory_bytes >> 20
             raise Unread(
@@ -181,14 +180,6 @@ class Reader:
         if isinstance(answer, Refusal):
             raise Unread(answer.reason)
         return answer
-
-    def _asked(
-        self, pool: Pool[Answer], task: Task, descriptor: int, over: str
-    ) -> tuple[int, bytes] | Refusal:
-        with suppress(Unavailable):
-            return pool.call(_encode(task), descriptor, self._taken, over=over)
-        # Somebody ended the process that forks them, or the thread that had started it has ended.
-        return pool.call(_encode(task), descriptor, self._taken, over=over)
 
     def _started(self) -> Pool[Answer]:
         return Pool(

@@ -13,7 +13,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaText, sequence_room
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.errors import ConfigError
-from tessera.models.base import Model, TextModule
+from tessera.models.base import Model, TextModule, TextTensors
 from tessera_engines.aoti.package import AotiProgram, open_package
 from tessera_engines.compiled.spec import Layout, Stage
 
@@ -61,22 +61,14 @@ class CompiledModule:
 class PackedModule(CompiledModule):
     """More sequences than the engine was built for go in several calls."""
 
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self.row_width)
+    def __call__(self, batch: TextTensors) -> torch.Tensor:
+        rows, vision_map = mapped(batch.input_ids, batch.vision_rows, batch.vision_index, self.row_width)
         found = []
-        for sequences, tokens in self._calls(lengths):
+        for sequences, tokens in self._calls(batch.lengths):
             vectors, norms = self.program(
-                input_ids[tokens],
-                positions[:, tokens].contiguous(),
-                cu_seqlens[1:][sequences] - tokens.start,
+                batch.input_ids[tokens],
+                batch.positions[:, tokens].contiguous(),
+                batch.cu_seqlens[1:][sequences] - tokens.start,
                 rows,
                 vision_map[tokens],
             )
@@ -116,17 +108,9 @@ def bucketed_cost(count: int, total: int, longest: int) -> int:
 class PaddedModule(CompiledModule):
     """One call for the sequences of each bucket of lengths."""
 
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self.row_width)
-        starts = cu_seqlens.tolist()
+    def __call__(self, batch: TextTensors) -> torch.Tensor:
+        rows, vision_map = mapped(batch.input_ids, batch.vision_rows, batch.vision_index, self.row_width)
+        starts, lengths = batch.cu_seqlens.tolist(), batch.lengths
         found, order = [], []
         for numbers in self._calls(lengths):
             shape = (len(numbers), max(lengths[number] for number in numbers))
@@ -134,7 +118,7 @@ class PaddedModule(CompiledModule):
             places = torch.full(shape, -1, dtype=torch.int32)
             for row, number in enumerate(numbers):
                 tokens = slice(starts[number], starts[number + 1])
-                ids[row, : lengths[number]] = input_ids[tokens]
+                ids[row, : lengths[number]] = batch.input_ids[tokens]
                 places[row, : lengths[number]] = vision_map[tokens]
                 mask[row, : lengths[number]] = 1
             vectors, norms = self.program(ids, mask, rows, places)

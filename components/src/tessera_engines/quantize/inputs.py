@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, output_rows, pack, pack_images
+from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, output_rows, pack, pack_images, tensors
 from tessera.errors import ConfigError, InvalidInput
 from tessera.models.base import (
     Content,
@@ -111,14 +111,8 @@ class Inputs:
         width = self.model.vision.row_width if self.model.vision else 0
         found = []
         for batch in batches:
-            computed = module(
-                torch.from_numpy(batch.input_ids),
-                torch.from_numpy(batch.positions),
-                torch.from_numpy(batch.cu_seqlens),
-                batch.lengths,
-                torch.cat(batch.vision) if batch.vision else torch.empty(0, width),
-                torch.from_numpy(batch.vision_index),
-            )
+            rows = torch.cat(batch.vision) if batch.vision else torch.empty(0, width)
+            computed = module(tensors(batch, rows))
             found.append(output_rows(computed.numpy(), batch, self.model.output).values)
         return torch.from_numpy(np.concatenate(found))
 

@@ -36,6 +36,7 @@ from tessera.models.base import (
     Output,
     SplitTextModule,
     TextModule,
+    TextTensors,
     VisionModule,
     VisionSpec,
 )
@@ -119,11 +120,8 @@ class CudaText(_CudaStage):
                 staged, indices = sent(arrays, self._streams, self._placement.device)
                 sources, rows = self._rows(batch)
             with self._streams.computing():
-                input_ids, positions, cu_seqlens, vision_index, cuts = indices
                 given = rows.to(self._placement.torch_dtype)
-                computed = module.named(
-                    names, input_ids, positions, cu_seqlens, batch.lengths, given, vision_index, cuts
-                )
+                computed = module.named(names, _tensors(batch, given, indices))
                 fetched = [(self._fetched(own.values), self._fetched(own.indices)) for own in computed]
                 keep = (staged, indices, sources, rows, computed)
 
@@ -165,8 +163,7 @@ class CudaText(_CudaStage):
             with self._streams.computing():
                 given = rows.to(self._placement.torch_dtype)
                 if graphs is None:
-                    input_ids, positions, cu_seqlens, vision_index = indices
-                    computed = compute(input_ids, positions, cu_seqlens, batch.lengths, given, vision_index)
+                    computed = compute(_tensors(batch, given, indices))
                 else:
                     count = int(output_bounds(batch, self._output)[-1])
                     computed = self._replayed(graphs, indices, given)[:count]
@@ -220,6 +217,12 @@ class CudaText(_CudaStage):
             rows[start : start + len(image)].copy_(image, non_blocking=True)
             start += len(image)
         return images, rows
+
+
+def _tensors(batch: TextBatch, vision_rows: torch.Tensor, indices: Sequence[torch.Tensor]) -> TextTensors:
+    """Return a batch with its arrays as they were sent, segments last if there are any."""
+    input_ids, positions, cu_seqlens, vision_index, *cuts = indices
+    return TextTensors(input_ids, positions, cu_seqlens, batch.lengths, vision_rows, vision_index, *cuts)
 
 
 def sequence_room(tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,8 +19,8 @@ from tessera.engine.batch import (
     output_rows,
     packed_cost,
     rows_as_asked,
-    segments,
     split,
+    tensors,
     zeros,
 )
 from tessera.engine.lanes import Lanes
@@ -32,7 +32,7 @@ from tessera.engine.threads import fewest_rows, one_thread
 from tessera.engine.torch.cuda import CudaText, graph_cost
 from tessera.errors import EngineFailed
 from tessera.launched import Launched
-from tessera.models.base import VISION, Model, NamingModule, OutputKind, Outputs, TextModule
+from tessera.models.base import VISION, Model, NamingModule, OutputKind, Outputs, TextModule, TextTensors
 from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
@@ -138,7 +138,7 @@ class TorchTextEngine:
     def _named(self, module: NamingModule, batch: TextBatch) -> list[Rows]:
         names = batch.names
         with torch.inference_mode():
-            computed = module.named(names, *self._arguments(batch), torch.from_numpy(segments(batch)))
+            computed = module.named(names, self._tensors(batch))
             outputs = {
                 name: named_rows(
                     rows.values.numpy(),
@@ -181,19 +181,10 @@ class TorchTextEngine:
 
     def _computed(self, batch: TextBatch) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
-            return self._module(*self._arguments(batch)).numpy()
+            return self._module(self._tensors(batch)).numpy()
 
-    def _arguments(
-        self, batch: TextBatch
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[int], torch.Tensor, torch.Tensor]:
-        return (
-            torch.from_numpy(batch.input_ids),
-            torch.from_numpy(batch.positions),
-            torch.from_numpy(batch.cu_seqlens),
-            batch.lengths,
-            self._gather(batch) if batch.vision else self._no_rows,
-            torch.from_numpy(batch.vision_index),
-        )
+    def _tensors(self, batch: TextBatch) -> TextTensors:
+        return tensors(batch, self._gather(batch) if batch.vision else self._no_rows)
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         if len(batch.vision) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -58,6 +58,8 @@ DENSE: Final = ALL_KINDS - SPARSE
 _LARGE_BYTES: Final = 1 << 18
 # Likewise of one vector for each input: 512 of 2048 numbers take 35 ms as JSON.
 _LARGE_VECTORS_BYTES: Final = 1 << 22
+# Of a weight in JSON at most: an id, a number and the token's text.
+_WEIGHT_BYTES: Final = 96
 # What a score and its index take in any client's JSON: 64 each, and some answers have them twice.
 _SCORE_BYTES: Final = 128
 # What Infinity's client sends as the model where it is given none.
@@ -193,6 +195,9 @@ class LoopFairness:
             self._end_round()
 
 
+N = TypeVar("N", int, npt.NDArray[np.int64])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translated:
     """Holds a request for vectors in the service's own terms, and how its answer is written.
@@ -217,7 +222,7 @@ class Translated:
         if work.good:
             if cost.rows != len(inputs):
                 note(output_rows=cost.rows)
-            nbytes = self._size(served.served, limits.max_response_bytes, cost.each)
+            nbytes = self._size(served.served, limits.max_response_bytes, cost.bounds)
             exchange.pay(cost.tokens, cost.units, nbytes)
         result = await served.pipeline.embed(work, call)
         note(failed_inputs=len(result.errors) or None)
@@ -231,22 +236,13 @@ class Translated:
         Raises ``ResponseTooLarge``, which names the first input over the limit. ``bounds`` says which rows
         are an input's, of each output; None before that is known.
         """
-        request = self.request
+        request, inputs = self.request, len(self.request.inputs)
         outputs = served.asked(request.outputs) if request.outputs else (served.output,)
-        forms = self.forms or ((request.dtype, request.encoding_format),)
-        inputs = np.arange(len(request.inputs) + 1)
-        # From a worker they come as float32, whatever they are written as.
-        came: npt.NDArray[np.int64] = 0 * inputs
-        written = sum([frame_bytes(encoding) for _, encoding in forms]) * inputs
-        for output, ends in zip(outputs, bounds or [inputs] * len(outputs), strict=True):
-            came = came + 4 * output.width * ends
-            width = min(output.width, request.dimensions or output.width)
-            row = sum([row_bytes(width, *form) for form in forms])
-            written = written + (_WEIGHT_BYTES if output.kind is OutputKind.SPARSE else row) * ends
-        taken = np.maximum(came, written)
-        nbytes = int(taken[-1])
+        rows = [int(ends[-1]) for ends in bounds] if bounds else [inputs] * len(outputs)
+        nbytes = max(self._bytes(outputs, inputs, rows))
         if nbytes > limit:
-            rows = [int(ends[-1]) for ends in bounds or [inputs] * len(outputs)]
+            ends = np.arange(inputs + 1)
+            taken = np.maximum(*self._bytes(outputs, ends, bounds or [ends] * len(outputs)))
             many = zip(rows, [output.width for output in outputs], strict=True)
             raise _too_large_answer(
                 nbytes,
@@ -256,6 +252,20 @@ class Translated:
                 request.inputs[int((taken[1:] > limit).argmax())].param,
             )
         return nbytes
+
+    def _bytes(self, outputs: Sequence[Output], inputs: N, rows: Sequence[N]) -> tuple[N, N]:
+        """Return the bytes of so many inputs with so many rows of each output: as they come, and as written.
+
+        From a worker they come as float32, whatever they are written as.
+        """
+        forms = self.forms or ((self.request.dtype, self.request.encoding_format),)
+        came, written = 0 * inputs, sum([frame_bytes(encoding) for _, encoding in forms]) * inputs
+        for output, count in zip(outputs, rows, strict=True):
+            width = min(output.width, self.request.dimensions or output.width)
+            row = sum([row_bytes(width, *form) for form in forms])
+            came = came + 4 * output.width * count
+            written = written + (_WEIGHT_BYTES if output.kind is OutputKind.SPARSE else row) * count
+        return came, written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +297,7 @@ class TranslatedScores:
         copied = self.copies * (exchange.body_bytes or 0)
         nbytes = max(4 * width * cost.rows, _SCORE_BYTES * documents + copied)
         if nbytes > limit:
-            over = 4 * width * cost.bounds[1:] > limit
+            over = 4 * width * cost.bounds[0][1:] > limit
             first = (*request.queries, *request.documents)[int(over.argmax())]
             raise _too_large_answer(
                 nbytes,
@@ -309,9 +319,6 @@ def _too_large_answer(
 
 R = TypeVar("R", Result, Scores)
 T = TypeVar("T")
-
-# Of a weight in JSON at most: an id, a number and the token's text.
-_WEIGHT_BYTES: Final = 96
 
 
 class Task(Protocol[R]):

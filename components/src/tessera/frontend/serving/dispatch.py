@@ -231,7 +231,7 @@ class _Share:
 class _Request:
     """What the shares of one request have in common; each writes its items' part of ``answer``.
 
-    ``outputs`` are what an item becomes, ``counts`` the numbers of its rows of each, int64 ``[items]``.
+    ``outputs`` are what an item becomes, ``counts`` the numbers of its rows of each.
     ``gone`` are the instances that went away meanwhile.
     """
 
@@ -239,13 +239,13 @@ class _Request:
     call: Call
     outputs: tuple[Output, ...]
     answer: Answer
-    counts: Sequence[npt.NDArray[np.int64]]
+    counts: Sequence[Sequence[int]]
     gone: set[int] = field(default_factory=set)
 
     def nbytes(self, index: int) -> int:
         """Return the bytes of an item's values."""
         sizes = zip(self.outputs, self.counts, strict=True)
-        return sum([4 * output.width * int(counts[index]) for output, counts in sizes])
+        return sum([4 * output.width * counts[index] for output, counts in sizes])
 
     def parts(self, item: wire.Item) -> dict[_Part, int]:
         """Return the images and the query of an item, and their bytes."""
@@ -284,9 +284,8 @@ class Dispatcher:
         """
         outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
         answer = Answer.empty(items, *outputs)
-        request = _Request(
-            items, call, outputs, answer, [np.diff(rows.bounds) for rows in answer.rows.each()]
-        )
+        counts = [np.diff(rows.bounds).tolist() for rows in answer.rows.each()]
+        request = _Request(items, call, outputs, answer, counts)
         self._budget.called()
         await self._send(request, await self._share_out(request, range(len(items))))
         if answer.errors:
@@ -417,15 +416,18 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     items = len(share.indices)
     if any(not 0 <= position < items for position in reply.failures):
         raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-    good = [position not in reply.failures for position in range(items)]
-    counts = [counts[share.indices] * good for counts in request.counts]
-    if reply.counts != tuple(counts[0].tolist()) or len(reply.cached_tokens) != items:
+    failed = reply.failures
+    counts = [
+        [0 if position in failed else of_items[index] for position, index in enumerate(share.indices)]
+        for of_items in request.counts
+    ]
+    if reply.counts != tuple(counts[0]) or len(reply.cached_tokens) != items:
         raise ProtocolError(f"{worker} sent rows of other items than it was asked for")
     given_rows: tuple[wire.EmbedReply | wire.OutputRows, ...] = (reply, *reply.others)
-    if len(given_rows) != len(counts) and any(good):
+    if len(given_rows) != len(counts) and len(failed) < items:
         raise ProtocolError(f"{worker} sent the rows of {len(given_rows)} outputs, not of {len(counts)}")
     for output, expected, given in zip(request.outputs, counts, given_rows, strict=False):
-        rows, width = int(expected.sum()), output.width
+        rows, width = sum(expected), output.width
         # Which of an output's rows hold something is the worker's to say, if it says it of all.
         sizes = (len(given.rows), len(given.norms), given.width, len(given.indices) or 4 * rows)
         if sizes != (4 * rows * width, 4 * rows, width, 4 * rows):

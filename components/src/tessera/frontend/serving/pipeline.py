@@ -101,15 +101,16 @@ class Scores:
 class Cost:
     """What a request takes of workers: ``tokens``, ``units`` of the vision stage, and output rows.
 
-    ``bounds``, int64 ``[inputs + 1]``, says which of the rows are an input's.
+    ``bounds``, int64 ``[inputs + 1]``, says of each output which of its rows are an input's.
     """
 
     tokens: int
     units: int
-    bounds: npt.NDArray[np.int64]
-    rows: int
-    each: tuple[npt.NDArray[np.int64], ...] = ()
-    """Such bounds of each output's rows alone, of a request for vectors."""
+    bounds: tuple[npt.NDArray[np.int64], ...]
+
+    @property
+    def rows(self) -> int:
+        return sum([int(ends[-1]) for ends in self.bounds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,22 +233,19 @@ class Pipeline:
         outputs = self.outputs_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
         sizes = _chunk_counts(prompts) if request.outputs == (CHUNKS,) else lengths
-        each = tuple([row_bounds(output, sizes) for output in outputs])
-        bounds = each[0] if len(each) == 1 else np.sum(each, axis=0)
         cost = Cost(
             tokens=sum(lengths),
             units=sum([vision.payload.plan.units for _, images in good.values() for vision in images]),
-            bounds=bounds,
-            rows=int(bounds[-1]),
-            each=each,
+            bounds=tuple([row_bounds(output, sizes) for output in outputs]),
         )
         return Work(request=request, outputs=outputs, good=good, errors=errors, lengths=lengths, cost=cost)
 
     async def embed(self, work: Work, call: Call) -> Result:
         """Return the rows of what was prepared; raises as ``prepare``, and what workers raise."""
         request, good, errors = work.request, work.good, dict(work.errors)
-        answer = Answer.empty((), *work.outputs)
-        if good:
+        if not good:
+            answer = Answer.empty((), *work.outputs)
+        else:
             items = [_item(request.inputs[index], *parts) for index, parts in good.items()]
             call = replace(call, outputs=request.outputs) if request.outputs else call
             with self._dispatching({"tessera.items": len(items)}, work.cost):
@@ -259,12 +257,12 @@ class Pipeline:
                 raise errors[min(errors)]
         outputs = {
             output.name: self._finished(rows, bounds, output, work)
-            for output, rows, bounds in zip(work.outputs, answer.rows.each(), work.cost.each, strict=True)
+            for output, rows, bounds in zip(work.outputs, answer.rows.each(), work.cost.bounds, strict=True)
         }
         done = [parts for index, parts in good.items() if index not in errors]
         for error in errors.values():
             self._metrics.count_input_error(error.code)
-        for output, ends in zip(work.outputs, work.cost.each, strict=True):
+        for output, ends in zip(work.outputs, work.cost.bounds, strict=True):
             self._rows[output.name].inc(int(ends[-1]))
         return Result(
             request_id=call.request_id,
@@ -309,14 +307,12 @@ class Pipeline:
             prompts.append(prompt)
         # A query or a document whose images could not be read has their error in place of its prompt.
         images = [vision for vision in visions if isinstance(vision, tuple)]
-        bounds = self._score_bounds(prompts, len(request.queries))
         cost = Cost(
             # Of all pairs, or of queries and documents where each is embedded on its own.
             tokens=sum([len(prompt.tokens) for prompt in prompts]),
             # An image counts once, in however many pairs it is.
             units=sum([vision.payload.plan.units for of_input in images for vision in of_input]),
-            bounds=bounds,
-            rows=int(bounds[-1]),
+            bounds=(self._score_bounds(prompts, len(request.queries)),),
         )
         return ScoreWork(request=request, prompts=prompts, images=images, cost=cost)
 

@@ -11,6 +11,7 @@ from torch import nn
 from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.fp8 import LARGEST
 from tessera.nn.layer import Stack
+from tessera.nn.tensors import TextTensors
 from tessera.nn.text import TextTower
 from tessera_engines.networks.graph import Samples
 from tessera_engines.quantize.tower import Observing, running
@@ -34,7 +35,7 @@ def text_scales(tower: TextTower, samples: Samples) -> Mapping[nn.Module, float]
         for tokens in samples.tokens:
             positions = torch.arange(len(tokens), dtype=torch.int32)[None]
             bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
-            tower(torch.from_numpy(tokens), positions, bounds, (len(tokens),), *nothing)
+            tower(TextTensors(torch.from_numpy(tokens), positions, bounds, (len(tokens),), *nothing))
 
     return _scales(tower.layers, run)
 
