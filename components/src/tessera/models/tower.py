@@ -115,6 +115,8 @@ class TowerModel:
             path, vocab_size=text.vocab_size, lower_case=self.declared.lower_case
         )
         self._options = options
+        side = self.declared.truncation_side or self._tokenizer.truncation_side
+        self.truncation_side = Truncate.START if side == "left" else Truncate.END
 
     def try_out(self) -> None:
         """Try the tokenizer in a child process; raises ``CheckpointError`` for one that ends it."""
@@ -124,7 +126,7 @@ class TowerModel:
     def fingerprint(self) -> str:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
-        files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
+        files = tuple(dict.fromkeys((*self.files, *self.declared.files, *self._tokenizer.files)))
         revision = f"{self.family} {self.version}{options}{self._tokenizer.changes}"
         return fingerprint(self.path, revision=revision.encode(), files=files)
 

@@ -162,13 +162,13 @@ class ColbertModel(EncoderModel):
         return [self._first, *marker, Run(prompt, content.text), self._last]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        """Tokenise an input of texts, cut at the end to its side's length, and expand a query."""
+        """Tokenise an input of texts, cut to its side's length, and expand a query."""
         if any(isinstance(part, tuple) for part in content.parts):
             return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         side = self._side_of(content)
         if side.length <= max_tokens:
             max_tokens = side.length
-            truncate = Truncate.END if truncate is Truncate.NONE else truncate
+            truncate = self.truncation_side if truncate is Truncate.NONE else truncate
         prompt = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         missing = self._missing(content, len(prompt.tokens))
         if not missing:
