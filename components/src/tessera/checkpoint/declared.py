@@ -212,14 +212,16 @@ def read_declared(directory: Path) -> Declared:
     """
     config = Section.read(directory / CONFIG_FILE, optional=True)
     general = Section.read(directory / PROMPTS_FILE, optional=True)
-    transformer = transformer_section(directory)
     modules = _Modules(directory)
     modules.read()
+    transformer = transformer_section(directory)
+    if not modules.names:
+        # The reference reads neither this file nor prompts without modules.json.
+        transformer = Section(path=transformer.path, values={})
     modules.check_logits(transformer)
     refuse_other_texts(transformer)
     refuse_other_models(transformer, config)
     max_tokens, of_tokenizer = longest_input(directory, transformer)
-    # The reference reads prompts beside modules.json alone.
     beside = general if modules.names else Section(path=general.path, values={})
     prompts, default = _prompts(beside)
     labels = _labels(config)

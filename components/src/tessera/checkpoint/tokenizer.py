@@ -14,12 +14,13 @@ from tokenizers import Encoding, Tokenizer
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.vocabulary import (
-    TOKENIZER_CONFIG_FILE,
+    BERT_CLASSES,
     VOCABULARY_FILES,
     read_vocabulary,
     special_tokens,
     tokenizer_class,
 )
+from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from tessera.errors import CheckpointError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -27,9 +28,7 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 # The classes of ``transformers`` that make their ``BertNormalizer`` by ``tokenizer_config.json``, or by their
 # defaults, whatever ``tokenizer.json`` says (4.57 and 5.24), and those that so make their ``ByteLevel``. The
 # others take the file as it is.
-_BERT_CLASSES: Final = frozenset(
-    {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"}
-)
+_BERT_CLASSES: Final = frozenset((*BERT_CLASSES, "MPNetTokenizer"))
 _ROBERTA_CLASSES: Final = frozenset({"RobertaTokenizer"})
 
 # One of 262,144 tokens takes 33 MB.

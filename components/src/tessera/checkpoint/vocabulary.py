@@ -28,7 +28,9 @@ VOCABULARY_FILES: Final = (WORDS_FILE, *BPE_FILES)
 
 PIECES_FILES: Final = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
-_BERT: Final = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+BERT_CLASSES: Final = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+"""The classes of BERT's kind, without ``Fast``."""
+
 _ROBERTA: Final = ("RobertaTokenizer",)
 _CLASS_OF_MODEL: Final = {
     "bert": "BertTokenizer",
@@ -70,10 +72,10 @@ def tokenizer_class(directory: Path) -> str:
 
 
 def special_tokens(directory: Path, defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the contents of the control tokens by what they are for, such as ``cls_token``.
+    """Return the contents of control tokens by what they are for, such as ``cls_token``.
 
-    ``special_tokens_map.json`` wins over a ``tokenizer_config.json`` without ``added_tokens_decoder``, and both
-    over the ``defaults``. Raises ``CheckpointError`` for a value of another form.
+    ``special_tokens_map.json`` wins over a ``tokenizer_config.json`` without ``added_tokens_decoder``, and
+    both over the ``defaults``. Raises ``CheckpointError`` for a value of another form.
     """
     settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
     sections = [settings]
@@ -97,7 +99,7 @@ def read_vocabulary(directory: Path) -> Section | None:
     if not there:
         return None
     name = tokenizer_class(directory)
-    if name in _BERT and WORDS_FILE in there:
+    if name in BERT_CLASSES and WORDS_FILE in there:
         return _words(directory / WORDS_FILE, special_tokens(directory, _OF_BERT))
     if name in _ROBERTA and set(BPE_FILES) <= set(there):
         return _merges(directory, special_tokens(directory, _OF_ROBERTA))

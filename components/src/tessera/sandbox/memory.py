@@ -25,8 +25,8 @@ _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process may use: ``seconds`` of CPU time for one task, ``memory_bytes`` beyond what it has from
-    the start, and ``threads`` if it needs some."""
+    """What one process may use: ``seconds`` of CPU time for one task, ``memory_bytes`` beyond what it has
+    from the start, and ``threads`` if it needs some."""
 
     seconds: float
     memory_bytes: int

@@ -1,8 +1,8 @@
 """A pool of confined processes that may crash, hang or swell over a file.
 
 Each process has limits on memory, CPU time and output (``confinement``). It is killed when a task takes
-more of them than it may, or does not end. Large results come back in memory that both sides have mapped. They are copied out of
-it, because the process can still write to it.
+more of them than it may, or does not end. Large results come back in memory that both sides have mapped.
+They are copied out of it, because the process can still write to it.
 """
 
 from __future__ import annotations

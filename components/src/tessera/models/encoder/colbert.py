@@ -79,6 +79,7 @@ class ColbertModel(EncoderModel):
         hides = expansion is not None and not expansion.attended
         text = replace(text, keyed=hides)
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
+        self._first, self._last = self._two_ends()
         most = min(options.max_tokens, text.positions - self.unused_positions(config))
         # Lengths of the sides take the place of the tokenizer's, which PyLate writes as it last needed it.
         self._query = self._side(late.query, most, options.query_length)
