@@ -232,8 +232,19 @@ def test_a_pair_that_is_joined_in_another_way_is_refused(
 ) -> None:
     source = written(spec)
     of_tokenizer = json.loads((source / "tokenizer.json").read_text())
-    single = of_tokenizer["post_processor"]["single"]
-    joined = {**of_tokenizer["post_processor"], "pair": [*single[:2], *single[1:]]}
+    ends = of_tokenizer["post_processor"]
+    (first, begin), (last, end) = ends["cls"], ends["sep"]
+    before, text, behind = {"SpecialToken": {"id": first, "type_id": 0}}, "Sequence", last
+    marks = [before, {text: {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": behind, "type_id": 0}}]
+    joined = {
+        "type": "TemplateProcessing",
+        "single": marks,
+        "pair": [*marks[:2], {text: {"id": "B", "type_id": 1}}, marks[2]],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]}
+            for name, number in ((first, begin), (last, end))
+        },
+    }
     path = declare(source, tmp_path / "joined", tokenizer=of_tokenizer | {"post_processor": joined})
     with pytest.raises(CheckpointError, match="post_processor joins a pair by"):
         open_model(path)
