@@ -218,6 +218,31 @@ def test_what_stands_around_a_text_is_as_the_class_of_the_tokenizer_has_it(
         check(path)
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_words_that_were_added_are_found_in_texts(
+    normalized: bool, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    """Special ones are not, and keep their numbers."""
+    source = written(TINY)
+    of_tokenizer = json.loads((source / "tokenizer.json").read_text())
+    size = len(of_tokenizer["model"]["vocab"])
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized}
+    for place, (name, special) in enumerate([("<secret>", True), ("the bridge", False), ("e of m", False)]):
+        of_tokenizer["added_tokens"].append(
+            {"id": size + place, "content": name, "special": special, **plain}
+        )
+    for name in list(of_tokenizer["model"]["vocab"])[-4:]:
+        # Room among the rows that the weights have.
+        del of_tokenizer["model"]["vocab"][name]
+    for place, token in enumerate(of_tokenizer["added_tokens"][-3:]):
+        token["id"] = size - 4 + place
+    path = declare(source, tmp_path / "declared", POOLED, tokenizer=of_tokenizer)
+    check(path)
+    model = open_model(path)
+    tokens = prompt(model, "under the bridge <secret> e of m", Role.NONE).tokens.tolist()
+    assert size - 3 in tokens and size - 2 in tokens and size - 4 not in tokens
+
+
 def test_an_input_without_a_token_is_empty(written: WriteCheckpoint, tmp_path: Path) -> None:
     source = written(TINY)
     without = json.loads((source / "tokenizer.json").read_text()) | {"post_processor": None}

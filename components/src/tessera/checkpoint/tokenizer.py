@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -137,9 +138,12 @@ class PlainTokenizer:
     files: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, directory: Path, *, vocab_size: int, lower_case: bool = False) -> PlainTokenizer:
+    def read(
+        cls, directory: Path, *, vocab_size: int, lower_case: bool = False, words: bool = False
+    ) -> PlainTokenizer:
         """Read ``tokenizer.json``; with ``lower_case`` texts become lower case first, whatever it says.
 
+        With ``words``, added tokens that are not special are found in texts, as words that somebody added.
         Raises ``CheckpointError`` for what is no tokenizer or too large.
         """
         section = _read(directory)
@@ -147,6 +151,8 @@ class PlainTokenizer:
         added = _added_tokens(path, section.values)
         stripped = {**section.values, "added_tokens": [], "post_processor": None}
         stripped |= {"truncation": None, "padding": None}
+        kept = _words(section.values, added) if words else []
+        stripped["added_tokens"] = kept
         if (section.values.get("model") or {}).get("type") == "Unigram":
             stripped["model"] = _without_control(section, added)
         changes = _changes(directory, stripped)
@@ -160,6 +166,11 @@ class PlainTokenizer:
             tokenizer = Tokenizer.from_str(json.dumps(stripped))
         except Exception as error:  # the binding raises bare Exception
             raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+        for token in kept:
+            if tokenizer.token_to_id(token["content"]) != token["id"]:
+                raise CheckpointError(
+                    f"{path}: added_tokens: {token['content']!r} cannot have the id {token['id']}"
+                )
         # By the largest id, not by the number of tokens: a vocabulary that was pruned has holes.
         check_largest(path, tokenizer.get_vocab(with_added_tokens=False), vocab_size)
         check_largest(path, {name: token["id"] for name, token in added.items()}, vocab_size)
@@ -172,7 +183,7 @@ class PlainTokenizer:
             added_names=names,
             words=WordCache(tokenizer) if WordCache.suits(stripped) else None,
             post_processor=section.values.get("post_processor"),
-            changes=json.dumps(changes, sort_keys=True) if changes else "",
+            changes=(json.dumps(changes, sort_keys=True) if changes else "") + " words" * bool(kept),
             truncation_side=_truncation_side(directory, section),
             files=() if path.name == TOKENIZER_FILE else VOCABULARY_FILES,
         )
@@ -285,6 +296,21 @@ def _changes(directory: Path, values: Mapping[str, Any]) -> dict[str, dict[str, 
         return {}
     changed = {key: value for key, value in declared.items() if given.get(key) != value}
     return {part: changed} if changed else {}
+
+
+def _words(values: Mapping[str, Any], added: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the added tokens that are words, with what no text can hold in place of the others.
+
+    The library numbers those behind the vocabulary itself, one after another.
+    """
+    vocabulary = (values.get("model") or {}).get("vocab") or ()
+    kept: list[Mapping[str, Any]] = []
+    for name, token in sorted(added.items(), key=lambda item: item[1]["id"]):
+        if not token.get("special"):
+            kept.append(token)
+        elif token["id"] >= len(vocabulary):
+            kept.append({**token, "content": f"{name}{uuid4().hex}"})
+    return kept if any(not token.get("special") for token in kept) else []
 
 
 def _without_control(section: Section, added: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

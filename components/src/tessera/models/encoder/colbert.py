@@ -63,6 +63,8 @@ class ColbertModel(EncoderModel):
     unknown: ClassVar[str]
     kind = OutputKind.TOKENS
     projects_tokens = True
+    # Markers of PyLate are added tokens that are not special.
+    finds_words = False
 
     def __init__(self, path: Path, options: ColbertOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""

@@ -70,6 +70,7 @@ class EncoderModel(TowerModel):
     """Base of encoders; an input is a first token, a prompt with the texts, and a last token."""
 
     lowers_case = True
+    finds_words = True
     _skipped: Sequence[tuple[list[int], int]] = ()
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -113,6 +114,11 @@ class EncoderModel(TowerModel):
         most = min(max_tokens, text.positions - self.unused_positions(config))
         TowerModel.__init__(self, path, text, options, max_tokens=most, declared=declared)
         self.marks = self._marks(path)
+        usual = [self._tokenizer.find(end) for end in (self._body.first, self._body.last)]
+        if [*self.marks.before, *self.marks.behind] != usual:
+            # The fingerprint knows no other trace of them.
+            changes = f"{self._tokenizer.changes} {self.marks}"
+            self._tokenizer = replace(self._tokenizer, changes=changes)
 
     def _marks(self, path: Path) -> Marks:
         """Return what stands around a text: two tokens that the class of the tokenizer names.
