@@ -158,7 +158,7 @@ def test_vocabularies_without_a_tokenizer_are_downloaded(tmp_path: Path) -> None
     write_checkpoint(tmp_path / "it", TINY)
     files = files_of(tmp_path / "it")
     vocabularies = ("vocab.txt", "vocab.json", "merges.txt")
-    files |= dict.fromkeys(vocabularies, b"{}")
+    files |= {name: name.encode() for name in vocabularies}
     with local_hub(files) as hub:
         run(hub, tmp_path / "cache")
         assert not {"vocab.txt", "merges.txt"} & hub.sent.keys()
