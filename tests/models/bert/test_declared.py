@@ -191,7 +191,7 @@ CLS_ALONE = {
         {"special_tokens_map": {"sep_token": {"content": "[PAD]"}}},
     ],
 )
-@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer"])
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
 def test_what_stands_around_a_text_is_as_the_class_of_the_tokenizer_has_it(
     name: str,
     files: Mapping[str, Mapping[str, Any]],
@@ -200,8 +200,6 @@ def test_what_stands_around_a_text_is_as_the_class_of_the_tokenizer_has_it(
     tmp_path: Path,
 ) -> None:
     """The classes of encoders go by the names of their tokens, the general one by the file."""
-    if name == "RobertaTokenizer" and (files or processor):
-        pytest.skip("one of them is enough")
     source = written(TINY)
     configured = json.loads((source / "tokenizer_config.json").read_text()) | {"tokenizer_class": name}
     path = declare(
@@ -211,11 +209,7 @@ def test_what_stands_around_a_text_is_as_the_class_of_the_tokenizer_has_it(
         tokenizer=json.loads((source / "tokenizer.json").read_text()) | dict(processor),
         **{**files, "tokenizer_config": configured | files.get("tokenizer_config", {})},
     )
-    if name == "RobertaTokenizer":
-        # Its words are another model's.
-        assert open_model(path).marks.before == (2,)
-    else:
-        check(path)
+    check(path)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
