@@ -39,7 +39,6 @@ _CLASS_OF_MODEL: Final = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
 }
-_NAMES: Final = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 _OF_BERT: Final = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -82,7 +81,7 @@ def special_tokens(directory: Path, defaults: Mapping[str, str]) -> dict[str, st
     if not settings.has("added_tokens_decoder"):
         sections.insert(0, Section.read(directory / SPECIAL_TOKENS_FILE, optional=True))
     found = dict(defaults)
-    for name in _NAMES:
+    for name in defaults:
         section = next((section for section in sections if section.has(name)), None)
         if section is not None:
             found[name] = _content(section, name)
