@@ -214,10 +214,9 @@ def read_declared(directory: Path) -> Declared:
     general = Section.read(directory / PROMPTS_FILE, optional=True)
     modules = _Modules(directory)
     modules.read()
-    transformer = transformer_section(directory)
-    if not modules.names:
-        # The reference reads neither this file nor prompts without modules.json.
-        transformer = Section(path=transformer.path, values={})
+    stated = transformer_section(directory)
+    # The reference reads neither this file nor prompts without modules.json; a task is one wherever it stands.
+    transformer = stated if modules.names else Section(path=stated.path, values={})
     modules.check_logits(transformer)
     refuse_other_texts(transformer)
     refuse_other_models(transformer, config)
@@ -225,7 +224,7 @@ def read_declared(directory: Path) -> Declared:
     beside = general if modules.names else Section(path=general.path, values={})
     prompts, default = _prompts(beside)
     labels = _labels(config)
-    task, task_key = _task(config, general, transformer, modules)
+    task, task_key = _task(config, general, stated, modules)
     return Declared(
         directory=directory,
         modules=tuple(modules.names),
