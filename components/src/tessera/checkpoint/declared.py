@@ -215,7 +215,7 @@ def read_declared(directory: Path) -> Declared:
     modules = _Modules(directory)
     modules.read()
     stated = transformer_section(directory)
-    # The reference reads neither this file nor prompts without modules.json; a task is one wherever it stands.
+    # The reference reads neither this file nor prompts without modules.json. A task is one all the same.
     transformer = stated if modules.names else Section(path=stated.path, values={})
     modules.check_logits(transformer)
     refuse_other_texts(transformer)
