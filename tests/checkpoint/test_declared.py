@@ -225,6 +225,9 @@ def test_the_longest_input_is_explicit_or_the_tokenizers(tmp_path: Path) -> None
     assert (declared.max_tokens, declared.limit_of_tokenizer) == (512, True)
     write(tmp_path, "sentence_roberta_config.json", {"max_seq_length": 256, "do_lower_case": True})
     declared = read_declared(tmp_path)
+    assert (declared.max_tokens, declared.limit_of_tokenizer, declared.lower_case) == (512, True, False)
+    write_modules(tmp_path, ("Transformer", ""))
+    declared = read_declared(tmp_path)
     assert (declared.max_tokens, declared.limit_of_tokenizer, declared.lower_case) == (256, False, True)
     for none in (10**30, 1e30):
         write(tmp_path, "sentence_roberta_config.json", {"max_seq_length": None})

@@ -155,6 +155,22 @@ def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.service
+def test_vocabularies_without_a_tokenizer_are_downloaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "it", TINY)
+    files = files_of(tmp_path / "it")
+    vocabularies = ("vocab.txt", "vocab.json", "merges.txt")
+    files |= {name: name.encode() for name in vocabularies}
+    with local_hub(files) as hub:
+        run(hub, tmp_path / "cache")
+        assert not {"vocab.txt", "merges.txt"} & hub.sent.keys()
+        del hub.files["tokenizer.json"]
+        hub.forget()
+        # They are none, which is seen when they are there.
+        assert "vocab.txt" in run(hub, tmp_path / "another").error
+        assert hub.sent.keys() >= {*vocabularies}
+
+
+@pytest.mark.service
 def test_the_metadata_of_colbert_is_downloaded(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "it", COLBERT)
     files = files_of(tmp_path / "it")

@@ -98,6 +98,9 @@ class Handler:
             data = os.pread(descriptor, 100, 0)
             memory[: len(data)].data[:] = data
             return msgspec.msgpack.encode(f"{self._argument} {len(data)}")
+        if name == "pause":
+            time.sleep(0.6)
+            return msgspec.msgpack.encode("rested")
         if name == "garbage":
             return b"\xc1"
         try:

@@ -128,7 +128,7 @@ def test_one_document_needs_no_list() -> None:
 
 def test_options() -> None:
     assert shared(**dict.fromkeys(rerank.FORM.names - {"query", "documents"})).request == shared().request
-    assert shared().request.truncate is Truncate.END
+    assert shared().request.truncate is Truncate.DECLARED
     assert shared(truncation_side="left").request.truncate is Truncate.START
     assert shared(truncate="NONE").request.truncate is Truncate.NONE
     made = shared(
@@ -191,7 +191,7 @@ def test_what_is_wrong_is_named(fields: dict[str, object], param: str) -> None:
 def test_voyage() -> None:
     body = {"query": "q", "documents": ["a", {"image": URL}], "top_k": None, "truncation": True}
     plain = voyage.parse_rerank(body, SERVED)
-    assert plain.request.truncate is Truncate.END
+    assert plain.request.truncate is Truncate.DECLARED
     assert answer(plain, values=(0.0, 1.0)) == {
         "object": "list",
         "data": [

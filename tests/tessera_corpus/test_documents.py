@@ -319,11 +319,10 @@ def busy(drawing: Drawing) -> int:
 
 def test_a_page_that_holds_its_renderer_is_one_failure(make: Make) -> None:
     # The others are drawn in this time also where the machine is busy.
-    held = make(seconds=3.0)
+    held = make(seconds=1.0)
     before, failure, *after = held.rows(FILES["rotated"], endless(), FILES["text"])
-    # By the clock, or by its processor time, whichever is seen first.
     assert isinstance(failure, Failure) and failure.page == 1
-    assert "not drawn within 3 seconds" in failure.reason or "crashed" in failure.reason
+    assert "not drawn within 1 seconds of processor time" in failure.reason
     assert [isinstance(row, Item) for row in (before, *after)] == [True] * 3
 
 
@@ -338,12 +337,12 @@ def test_a_killed_renderer_costs_one_page(make: Make) -> None:
 
 
 def test_a_stopped_renderer_costs_one_page(make: Make) -> None:
-    stopped = make(processes=1, seconds=4.0)
+    stopped = make(processes=1, seconds=0.2)
     (pid,) = renderers(stopped)
     os.kill(pid, signal.SIGSTOP)
     # The page that it had is drawn by nobody, how many there are is told by the next.
     first, second = stopped.rows(FILES["text"])
-    assert isinstance(first, Failure) and first.page == 1 and "4 seconds" in first.reason
+    assert isinstance(first, Failure) and first.page == 1 and "0.2 seconds" in first.reason
     assert isinstance(second, Item)
 
 
@@ -355,8 +354,7 @@ def test_a_killed_fork_server_is_started_again(make: Make) -> None:
 
 
 def test_a_file_that_ends_renderer_after_renderer_is_given_up(make: Make) -> None:
-    # An ordinary page has its turn in this time also where the machine is busy.
-    held = make(seconds=1.5)
+    held = make(seconds=0.6)
     data = endless()
     # A hundred pages, each of which is the endless one.
     kids = b"/Kids[" + b"23 0 R " * 100 + b"]/Count 100"

@@ -324,6 +324,19 @@ def test_pages_of_any_type_and_ids_of_bytes(tmp_path: Path) -> None:
     assert row.id == str(unique)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "lance"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+05:30", "Nowhere/Else"])
+def test_moments_of_any_zone_are_ids(tmp_path: Path, zone: str | None, kind: str) -> None:
+    ids = pa.array([1_577_836_800_000_000, None], pa.timestamp("us", tz=zone))
+    table = pa.table({"id": ids, "text": ["x", "y"]})
+    path = tmp_path / f"in.{kind}"
+    pq.write_table(table, path) if kind == "parquet" else write_lance(table, path)
+    first, second = read(path)
+    written = {None: "00:00:00", "+05:30": "05:30:00+05:30"}.get(zone, "00:00:00+00:00")
+    assert first.id == f"2020-01-01 {written}"
+    assert isinstance(first, Item) and isinstance(second, Item) and second.id == f"{path}:1"
+
+
 def test_gaps_of_numbers_are_no_ids(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"id": [1.0, float("nan"), float("nan")], "text": ["t", "u", "v"]}), path)

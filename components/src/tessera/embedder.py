@@ -33,7 +33,7 @@ from tessera.local.options import VectorOptions
 from tessera.local.plan import plan_engines
 from tessera.local.vectors import Vectors
 from tessera.local.wanted import DEFAULT, Wanted
-from tessera.models.base import OutputKind, Role, Truncate
+from tessera.models.base import TRUNCATIONS, OutputKind, Role
 
 Progress: TypeAlias = bool | Callable[[int, int | None], object]
 """True for a line on standard error, or what is called with the inputs that are done and how many there
@@ -94,7 +94,7 @@ class Embedder:
         ones as well with ``allow_private_media``. ``worker_flags`` are those of ``python -m tessera.worker``.
         Raises ``ConfigError`` and ``CheckpointError``.
         """
-        if str(truncate).upper() not in Truncate.__members__:
+        if str(truncate).upper() not in TRUNCATIONS:
             raise expected("truncate", "none, start or end", truncate)
         for name, value, least in (("gpus", gpus, 1), ("max_tokens", max_tokens, 0)):
             if value is not None and (not isinstance(value, int) or value < least):
@@ -103,7 +103,7 @@ class Embedder:
         plan = plan_engines(
             os.fspath(model),
             revision,
-            VectorOptions(truncate=Truncate[truncate.upper()], max_tokens=max_tokens),
+            VectorOptions(truncate=TRUNCATIONS[truncate.upper()], max_tokens=max_tokens),
             flags=worker_flags,
             log=_ENGINE_LOG,
             bar=sys.stderr.isatty(),

@@ -41,7 +41,7 @@ from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingForm
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
-from tessera.models.base import Role, Truncate
+from tessera.models.base import TRUNCATIONS, Role, Truncate
 
 INPUT_TYPES: Final[dict[str, Role | None]] = {
     "search_query": Role.QUERY,
@@ -102,7 +102,9 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
         about("The types of vectors that are answered, each under its name.", ["float", "int8"]),
     ] = ("float",)
     truncate: Annotated[
-        Truncate, named(Truncate), about("The side that a text which is too long is cut at; NONE: an error.")
+        Truncate,
+        named(TRUNCATIONS),
+        about("The side that a text which is too long is cut at; NONE: an error."),
     ] = Truncate.END
     priority: Annotated[
         int, whole("0 to 999", 0, 999), about("Requests with lower numbers are answered first.", 10)

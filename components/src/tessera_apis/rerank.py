@@ -102,7 +102,7 @@ def parse_rerank(value: Json, served: Served, path: str) -> TranslatedScores:
     query = read_item(body.query, "query", query_builder(body.instruction, limits))
     given = document_list(body.documents, "documents", limits)
     documents = read_documents(given, "documents", limits, body.rank_fields)
-    request = body.request((query,), documents, unasked=Truncate.END)
+    request = body.request((query,), documents, unasked=Truncate.DECLARED)
     returned = given if body.return_documents else ()
     logits, most = body.wants_logits(), body.top_n or None
     write = partial(write_rerank, path, served.model, returned, logits=logits, most=most)

@@ -169,7 +169,7 @@ def _translate(value: Json, served: Served) -> Translated:
         dtype=body.output_dtype,
         dimensions=body.output_dimension,
         dimensions_param="output_dimension",
-        truncate=Truncate.END if body.truncation else Truncate.NONE,
+        truncate=Truncate.DECLARED if body.truncation else Truncate.NONE,
     )
     return Translated(request=request, write=partial(write_voyage, request, served))
 
@@ -261,7 +261,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
         queries=(query,),
         documents=read_documents(given, "documents", limits),
         model=body.model,
-        truncate=Truncate.END if body.truncation else Truncate.NONE,
+        truncate=Truncate.DECLARED if body.truncation else Truncate.NONE,
     )
     returned = given if body.return_documents else ()
     write = partial(write_rerank, served.model, returned, most=body.top_k)

@@ -43,7 +43,10 @@ class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 50_000_000
     seconds: Annotated[
-        float, Setting(flag="--page-seconds", check=POSITIVE, help="time that a renderer has for one page")
+        float,
+        Setting(
+            flag="--page-seconds", check=POSITIVE, help="processor time that a renderer has for one page"
+        ),
     ] = 30.0
     memory_bytes: Annotated[
         int,
@@ -339,9 +342,10 @@ class _Ahead:
 
     def _lost(self, file: _File, page: int | None, loss: ProcessLost) -> _Lost:
         seconds = self._documents._settings.seconds
-        reason = {"crash": "its renderer crashed", "timeout": f"not drawn within {seconds:g} seconds"}[
-            loss.why
-        ]
+        reason = {
+            "crash": "its renderer crashed",
+            "timeout": f"not drawn within {seconds:g} seconds of processor time",
+        }[loss.why]
         if file.pages is not None or page is None:
             return _Lost(reason=reason, pages=file.pages)
         # Only the page may be bad, and the file have others.

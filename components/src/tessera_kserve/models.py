@@ -45,7 +45,17 @@ from tessera.frontend.request import (
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
-from tessera.models.base import STATES, VISION, Model, OutputKind, Role, StagedModel, Truncate, VisionSpec
+from tessera.models.base import (
+    STATES,
+    TRUNCATIONS,
+    VISION,
+    Model,
+    OutputKind,
+    Role,
+    StagedModel,
+    Truncate,
+    VisionSpec,
+)
 from tessera_kserve.call import Call
 from tessera_kserve.outputs import Made, OutputTensors
 from tessera_kserve.spec import FLOATS, Spec
@@ -400,7 +410,7 @@ def _texts(name: str, served: ServedModel) -> Offer:
         if asked not in roles:
             raise InvalidInput.at("input_type", "expected query or passage")
         truncate = call.text("truncate") or Truncate.NONE
-        if truncate not in tuple(Truncate):
+        if truncate not in TRUNCATIONS:
             raise InvalidInput.at("truncate", "expected NONE, START or END")
         builder = InputBuilder(role=roles[asked], limits=limits)
         inputs = tuple(_entry(builder, columns, index, by_default=asked is None) for index in range(rows))
@@ -409,7 +419,7 @@ def _texts(name: str, served: ServedModel) -> Offer:
             outputs=tensors.asked(call),
             dimensions=call.whole("dimensions"),
             normalize=call.flag("normalize", default=True),
-            truncate=Truncate(truncate),
+            truncate=TRUNCATIONS[truncate],
             priority=priority_of(call),
         )
 

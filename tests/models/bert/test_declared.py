@@ -17,7 +17,7 @@ import pytest
 from tessera.engine.batch import PackedInput, pack
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, Model, Prompt, Role, Truncate
+from tessera.models.base import Content, Model, Prompt, Role, Truncate, truncation_of
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY, TINY, EncoderSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare, write
@@ -43,10 +43,10 @@ def prompt(model: Model, text: str, role: Role, truncate: Truncate = Truncate.EN
     return model.prompt(content, max_tokens=model.max_tokens, truncate=truncate, param="input")
 
 
-def embedded(model: Model, role: Role = Role.NONE) -> np.ndarray:
+def embedded(model: Model, role: Role = Role.NONE, truncate: Truncate = Truncate.END) -> np.ndarray:
     inputs = []
     for text in TEXTS:
-        tokens = prompt(model, text, role).tokens
+        tokens = prompt(model, text, role, truncation_of(model, truncate)).tokens
         inputs.append(
             PackedInput(
                 tokens=tokens,
@@ -57,14 +57,14 @@ def embedded(model: Model, role: Role = Role.NONE) -> np.ndarray:
     return vectors(model, model.load_text(dtype="float32", device="cpu"), pack(inputs))
 
 
-def check(path: Path, roles: Sequence[Role] = (Role.NONE,)) -> None:
+def check(path: Path, roles: Sequence[Role] = (Role.NONE,), truncate: Truncate = Truncate.END) -> None:
     from sentence_transformers import SentenceTransformer
 
     reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
     encode = {Role.NONE: "encode", Role.QUERY: "encode_query", Role.PASSAGE: "encode_document"}
     for role in roles:
         expected = getattr(reference, encode[role])(TEXTS, normalize_embeddings=True)
-        assert cosines(embedded(model, role), expected).min() >= BAR, role
+        assert cosines(embedded(model, role, truncate), expected).min() >= BAR, role
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,10 @@ def test_an_input_is_as_long_as_its_role_may_have_it(
             {"processing_kwargs": {"add_special_tokens": False}},
             "processing_kwargs.add_special_tokens is False",
         ),
-        ({"tokenizer_args": {"truncation_side": "left"}}, "tokenizer_args.truncation_side is 'left'"),
+        (
+            {"processing_kwargs": {"text": {"truncation_side": "left"}}},
+            "text.truncation_side is 'left'",
+        ),
         ({"processor_kwargs": {"do_lower_case": False}}, "processor_kwargs.do_lower_case is False"),
     ],
 )
@@ -109,6 +112,177 @@ def test_arguments_that_change_texts_are_refused_by_key(
         CheckpointError, match=rf"sentence_bert_config\.json: \S*{complaint}, which is not done"
     ):
         open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"config_args": {"num_hidden_layers": 1}},
+            "config_args.num_hidden_layers is 1, and config.json has 3",
+        ),
+        ({"model_kwargs": {"num_labels": 2}}, "model_kwargs.num_labels is 2, an argument that is not read"),
+        (
+            {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+            "modality_config.text.method_output_name must be one of",
+        ),
+        ({"tokenizer_name_or_path": "other"}, "tokenizer_name_or_path names another tokenizer"),
+    ],
+)
+def test_arguments_that_make_another_model_are_refused_by_key(
+    changes: Mapping[str, Any], complaint: str, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=changes)
+    with pytest.raises(CheckpointError, match=rf"sentence_bert_config\.json: {complaint}"):
+        open_model(path)
+
+
+LEFT = {"direction": "Left", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_file", "arguments", "side"),
+    [
+        ({}, None, {}, Truncate.END),
+        ({"truncation_side": "left"}, None, {}, Truncate.START),
+        ({}, LEFT, {}, Truncate.START),
+        ({"truncation_side": "right"}, LEFT, {}, Truncate.END),
+        ({"truncation_side": "left"}, None, {"tokenizer_args": {"truncation_side": "right"}}, Truncate.END),
+        ({}, None, {"processor_kwargs": {"truncation_side": "left"}}, Truncate.START),
+        (
+            {"truncation_side": "left"},
+            None,
+            {"processing_kwargs": {"text": {"max_length": 12}}},
+            Truncate.START,
+        ),
+    ],
+)
+def test_a_text_loses_the_side_that_is_declared(
+    settings: Mapping[str, Any],
+    of_file: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    side: Truncate,
+    written: WriteCheckpoint,
+    tmp_path: Path,
+) -> None:
+    source = written(TINY)
+    path = declare(
+        source,
+        tmp_path / "declared",
+        POOLED,
+        sentence_bert_config={"max_seq_length": 24, **arguments},
+        tokenizer_config=json.loads((source / "tokenizer_config.json").read_text()) | settings,
+        tokenizer=json.loads((source / "tokenizer.json").read_text()) | {"truncation": of_file},
+    )
+    assert truncation_of(open_model(path), Truncate.DECLARED) is side
+    check(path, truncate=Truncate.DECLARED)
+
+
+CLS_ALONE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+}
+
+
+@pytest.mark.parametrize("processor", [{}, {"post_processor": None}, {"post_processor": CLS_ALONE}])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"tokenizer_config": {"cls_token": "[MASK]"}},
+        {"special_tokens_map": {"cls_token": "[MASK]"}},
+        {"special_tokens_map": {"sep_token": {"content": "[PAD]"}}},
+    ],
+)
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_what_stands_around_a_text_is_as_the_class_of_the_tokenizer_has_it(
+    name: str,
+    files: Mapping[str, Mapping[str, Any]],
+    processor: Mapping[str, Any],
+    written: WriteCheckpoint,
+    tmp_path: Path,
+) -> None:
+    """The classes of encoders go by the names of their tokens, the general one by the file."""
+    source = written(TINY)
+    configured = json.loads((source / "tokenizer_config.json").read_text()) | {"tokenizer_class": name}
+    path = declare(
+        source,
+        tmp_path / "declared",
+        POOLED,
+        tokenizer=json.loads((source / "tokenizer.json").read_text()) | dict(processor),
+        **{**files, "tokenizer_config": configured | files.get("tokenizer_config", {})},
+    )
+    check(path)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_words_that_were_added_are_found_in_texts(
+    normalized: bool, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    """Special ones are not, and keep their numbers."""
+    source = written(TINY)
+    of_tokenizer = json.loads((source / "tokenizer.json").read_text())
+    size = len(of_tokenizer["model"]["vocab"])
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized}
+    for place, (name, special) in enumerate([("<secret>", True), ("the bridge", False), ("e of m", False)]):
+        of_tokenizer["added_tokens"].append(
+            {"id": size + place, "content": name, "special": special, **plain}
+        )
+    for name in list(of_tokenizer["model"]["vocab"])[-4:]:
+        # Room among the rows that the weights have.
+        del of_tokenizer["model"]["vocab"][name]
+    for place, token in enumerate(of_tokenizer["added_tokens"][-3:]):
+        token["id"] = size - 4 + place
+    path = declare(source, tmp_path / "declared", POOLED, tokenizer=of_tokenizer)
+    check(path)
+    model = open_model(path)
+    tokens = prompt(model, "under the bridge <secret> e of m", Role.NONE).tokens.tolist()
+    assert size - 3 in tokens and size - 2 in tokens and size - 4 not in tokens
+
+
+def test_an_input_without_a_token_is_empty(written: WriteCheckpoint, tmp_path: Path) -> None:
+    source = written(TINY)
+    without = json.loads((source / "tokenizer.json").read_text()) | {"post_processor": None}
+    path = declare(source, tmp_path / "declared", POOLED, tokenizer=without)
+    with pytest.raises(InvalidInput, match="input is empty: it has no tokens"):
+        prompt(open_model(path), " ", Role.NONE)
+
+
+@pytest.mark.parametrize("spec", [RERANK_TINY, ROBERTA_RERANK_TINY], ids=["bert", "xlm_roberta"])
+def test_a_pair_that_is_joined_in_another_way_is_refused(
+    spec: EncoderSpec, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    source = written(spec)
+    of_tokenizer = json.loads((source / "tokenizer.json").read_text())
+    ends = of_tokenizer["post_processor"]
+    (first, begin), (last, end) = ends["cls"], ends["sep"]
+    before, text, behind = {"SpecialToken": {"id": first, "type_id": 0}}, "Sequence", last
+    marks = [before, {text: {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": behind, "type_id": 0}}]
+    joined = {
+        "type": "TemplateProcessing",
+        "single": marks,
+        "pair": [*marks[:2], {text: {"id": "B", "type_id": 1}}, marks[2]],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]}
+            for name, number in ((first, begin), (last, end))
+        },
+    }
+    path = declare(source, tmp_path / "joined", tokenizer=of_tokenizer | {"post_processor": joined})
+    with pytest.raises(CheckpointError, match="post_processor joins a pair by"):
+        open_model(path)
+    path = declare(source, tmp_path / "none", tokenizer=of_tokenizer | {"post_processor": None})
+    with pytest.raises(CheckpointError, match="needs one token on either side"):
+        open_model(path)
+
+
+def test_only_modules_json_lets_the_file_of_the_transformer_count(
+    written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config={"max_seq_length": 16})
+    (path / "modules.json").unlink()
+    check(path)
 
 
 def test_arguments_that_change_nothing_are_no_matter(written: WriteCheckpoint, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
 from tessera.checkpoint.declared import (
     MODULES_FILE,
     PROMPTS_FILE,
-    TRANSFORMER_FILES,
     module_files,
 )
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import Source
+from tessera.checkpoint.transformer import TRANSFORMER_FILES
 from tessera.errors import CheckpointError
 
 _DECLARE: Final = {MODULES_FILE, PROMPTS_FILE, *TRANSFORMER_FILES}

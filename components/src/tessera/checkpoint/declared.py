@@ -11,11 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 from tessera.checkpoint.adapter import ADAPTER_FILE, Adapter
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE
+from tessera.checkpoint.tokenizer import Side
+from tessera.checkpoint.transformer import (
+    TRANSFORMER_FILES,
+    longest_input,
+    refuse_other_models,
+    refuse_other_texts,
+    transformer_section,
+    truncation_side,
+)
 from tessera.checkpoint.weight_names import MODULE_WEIGHTS, first_of
 from tessera.errors import CheckpointError
 from tessera.small_files import read_json
@@ -25,11 +33,6 @@ PROMPTS_FILE: Final = "config_sentence_transformers.json"
 STANFORD_FILE: Final = "artifact.metadata"
 STANFORD: Final = "HF_ColBERT"
 """The value of ``architectures`` of ColBERT's own checkpoints, beside whose weights that file is."""
-
-TRANSFORMER_FILES: Final = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "tanh", "sigmoid", "relu", "gelu", "silu"]
@@ -63,23 +66,6 @@ _SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "me
 _PACKAGE: Final = "sentence_transformers."
 _FOREIGN_DENSE: Final = "pylate.models.Dense.Dense"
 _TOKENS: Final = "token_embeddings"
-
-# Arguments of the tokenizer, by their older and their newer name.
-_TOKENIZER_KEYS: Final = ("tokenizer_args", "processor_kwargs")
-# Arguments that change the tokens of a text, with the values that change nothing here.
-_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "add_special_tokens": (True,),
-    "truncation_side": ("right",),
-    "do_lower_case": (),
-    "strip_accents": (),
-    "tokenize_chinese_chars": (),
-    "add_prefix_space": (),
-    "add_bos_token": (),
-    "add_eos_token": (),
-}
-
-# A tokenizer without a limit is saved with 10 ** 30.
-_NO_LIMIT: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +142,8 @@ class Declared:
     ``modules`` are the types in ``modules.json`` by their last component, empty without that file.
     ``steps`` follow pooling, or change each token's row where ``of_tokens`` is true. ``max_tokens`` is the
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
-    ``query_tokens`` and ``document_tokens`` are those of a role, which win over it.
+    ``query_tokens`` and ``document_tokens`` are those of a role, which win over it. ``truncation_side`` is
+    among the arguments of the tokenizer; what the tokenizer's own files say of it is the tokenizer's.
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
     a head has. ``mask`` is the file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that
@@ -173,6 +160,7 @@ class Declared:
     limit_of_tokenizer: bool = False
     query_tokens: int | None = None
     document_tokens: int | None = None
+    truncation_side: Side | None = None
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -224,17 +212,19 @@ def read_declared(directory: Path) -> Declared:
     """
     config = Section.read(directory / CONFIG_FILE, optional=True)
     general = Section.read(directory / PROMPTS_FILE, optional=True)
-    transformer = transformer_section(directory)
     modules = _Modules(directory)
     modules.read()
+    stated = transformer_section(directory)
+    # The reference reads neither this file nor prompts without modules.json. A task is one all the same.
+    transformer = stated if modules.names else Section(path=stated.path, values={})
     modules.check_logits(transformer)
-    _refuse_other_texts(transformer)
-    max_tokens, of_tokenizer = _longest(directory, transformer)
-    # The reference reads prompts beside modules.json alone.
+    refuse_other_texts(transformer)
+    refuse_other_models(transformer, config)
+    max_tokens, of_tokenizer = longest_input(directory, transformer)
     beside = general if modules.names else Section(path=general.path, values={})
     prompts, default = _prompts(beside)
     labels = _labels(config)
-    task, task_key = _task(config, general, transformer, modules)
+    task, task_key = _task(config, general, stated, modules)
     return Declared(
         directory=directory,
         modules=tuple(modules.names),
@@ -246,6 +236,7 @@ def read_declared(directory: Path) -> Declared:
         limit_of_tokenizer=of_tokenizer,
         query_tokens=_optional(transformer, "query_length"),
         document_tokens=_optional(transformer, "document_length"),
+        truncation_side=truncation_side(transformer),
         lower_case=transformer.flag("do_lower_case", False),
         prompts=prompts,
         default_prompt=default,
@@ -490,49 +481,8 @@ def _labels(config: Section) -> int | None:
     return config.integer("num_labels") if config.has("num_labels") else None
 
 
-def transformer_section(directory: Path) -> Section:
-    """Return the first file of the transformer module that holds something."""
-    sections = [Section.read(directory / name, optional=True) for name in TRANSFORMER_FILES]
-    return next((section for section in sections if section.values), sections[0])
-
-
-def _longest(directory: Path, transformer: Section) -> tuple[int | None, bool]:
-    """Return the longest input, and whether only the tokenizer bounds it."""
-    # The tokenizer's own argument wins, as in the reference.
-    for section in (*_sections(transformer, _TOKENIZER_KEYS), transformer):
-        key = "max_seq_length" if section is transformer else "model_max_length"
-        if section.has(key):
-            return section.integer(key), False
-    tokenizer = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
-    limit: Any = tokenizer.values.get("model_max_length")
-    # Saved as 1e30 by some versions, which is no integer.
-    if limit is None or isinstance(limit, float) or limit == 0:
-        return None, False
-    if type(limit) is int and limit >= _NO_LIMIT:
-        return None, False
-    return tokenizer.integer("model_max_length"), True
-
-
 def _optional(section: Section, key: str) -> int | None:
     return section.integer(key) if section.has(key) else None
-
-
-def _sections(section: Section, keys: Sequence[str]) -> list[Section]:
-    """Return the objects below those of the keys that are there."""
-    return [section.section(key) for key in keys if section.has(key)]
-
-
-def _refuse_other_texts(transformer: Section) -> None:
-    """Raise ``CheckpointError`` for arguments of the tokenizer and of its calls that change what is read.
-
-    They are for the classes of the reference, and stand in no other file.
-    """
-    calls = _sections(transformer, ("processing_kwargs",))
-    calls += [text for call in calls for text in _sections(call, ("text", "common"))]
-    for section in (*_sections(transformer, _TOKENIZER_KEYS), *calls):
-        for key, usual in _USUAL.items():
-            if section.has(key) and section.values[key] not in usual:
-                raise section.error(key, f"is {section.values[key]!r}, which is not done")
 
 
 def _prompts(general: Section) -> tuple[dict[str, str], str | None]:

@@ -51,6 +51,8 @@ from tessera.checkpoint.hub_file import Malformed, OneFile, folder_of, partial_o
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
+from tessera.checkpoint.tokenizer import TOKENIZER_FILE
+from tessera.checkpoint.vocabulary import VOCABULARY_FILES
 from tessera.checkpoint.weight_names import ADAPTER_WEIGHTS, HEAD_FILES, WEIGHTS, first_of
 from tessera.checkpoint.weights import named_weights, weights_lacking
 from tessera.errors import CheckpointError
@@ -166,7 +168,7 @@ class _Fetch:
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
         try:
             weights = self._weights(folder, os.listdir(folder))
-            needed = [*weights, *filter(_is_description, names)]
+            needed = [*weights, *_descriptions(names)]
             return folder if _has(folder, needed) else None
         except CheckpointError:
             return None
@@ -194,7 +196,7 @@ class _Fetch:
             raise CheckpointError(f"{self.model}: has no {CONFIG_FILE}, so it is no checkpoint")
         if not alone and whole is None:
             raise weights_lacking(self.model)
-        described = [name for name in files if _is_description(name)]
+        described = _descriptions(files)
         large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
         if large or len(described) > _MOST_JSON_FILES:
             what = (
@@ -358,6 +360,12 @@ def _has(folder: Path, names: Iterable[str], *, modules: bool = True) -> bool:
     """Whether a snapshot has these files, and those of its ``modules``; raises ``CheckpointError``."""
     needed = [*((name,) for name in names), *(module_files(folder) if modules else ())]
     return all(any((folder / name).exists() for name in any_of) for any_of in needed)
+
+
+def _descriptions(names: Collection[str]) -> list[str]:
+    """Return the files that describe a checkpoint, with a vocabulary's only without ``tokenizer.json``."""
+    made = () if TOKENIZER_FILE in names else VOCABULARY_FILES
+    return [name for name in names if _is_description(name) or name in made]
 
 
 def _is_description(name: str) -> bool:

@@ -18,9 +18,9 @@ from tessera.checkpoint.declared import (
     PROMPTS_FILE,
     STANFORD_FILE,
     Declared,
-    transformer_section,
 )
 from tessera.checkpoint.section import Section
+from tessera.checkpoint.transformer import transformer_section
 from tessera.errors import CheckpointError
 
 # Lengths in tokens where a form does not declare them. PyLate's documents of Stanford's form have 180, too.

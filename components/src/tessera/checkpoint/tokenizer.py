@@ -6,29 +6,38 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, cast, get_args
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from tessera.checkpoint.section import CONFIG_FILE, Section
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.vocabulary import (
+    BERT_CLASSES,
+    VOCABULARY_FILES,
+    read_vocabulary,
+    special_tokens,
+    tokenizer_class,
+)
+from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from tessera.errors import CheckpointError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
 # The classes of ``transformers`` that make their ``BertNormalizer`` by ``tokenizer_config.json``, or by their
-# defaults, whatever ``tokenizer.json`` says (4.57 and 5.24). The others take the file as it is.
-_BERT_CLASSES: Final = frozenset(
-    {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"}
-)
-_CLASS_OF_MODEL: Final = {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer"}
+# defaults, whatever ``tokenizer.json`` says (4.57 and 5.24), and those that so make their ``ByteLevel``. The
+# others take the file as it is.
+_BERT_CLASSES: Final = frozenset((*BERT_CLASSES, "MPNetTokenizer"))
+_ROBERTA_CLASSES: Final = frozenset({"RobertaTokenizer"})
 
 # One of 262,144 tokens takes 33 MB.
 MOST_TOKENIZER_BYTES: Final = 128 << 20
 
 Int32Array = npt.NDArray[np.int32]
+
+Side = Literal["left", "right"]
 
 
 # Llama 3's and Qwen's. No alternative looks behind itself, and none matches a space behind something else, so
@@ -112,8 +121,9 @@ class PlainTokenizer:
     ``tokenizer`` is the checkpoint's own without its added tokens, so that their literal text is split like
     any other. ``added`` are the entries of ``added_tokens`` by content: control tokens are looked up here
     once and inserted as ids. ``post_processor`` is the file's, None where it has none; families that take
-    over what it adds to a text read it. ``changes`` is what ``tokenizer_config.json`` says of the normaliser
-    against ``tokenizer.json``, as JSON, else empty. Thread-safe.
+    over what it adds to a text read it. ``changes`` is what ``tokenizer_config.json`` changes in
+    ``tokenizer.json``, as JSON, else empty. ``files`` are those of a vocabulary without that
+    file. ``truncation_side`` is what a text that is too long loses. Thread-safe.
     """
 
     path: Path
@@ -124,27 +134,30 @@ class PlainTokenizer:
     words: WordCache | None
     post_processor: Mapping[str, Any] | None = None
     changes: str = ""
+    truncation_side: Side = "right"
+    files: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, directory: Path, *, vocab_size: int, lower_case: bool = False) -> PlainTokenizer:
+    def read(
+        cls, directory: Path, *, vocab_size: int, lower_case: bool = False, words: bool = False
+    ) -> PlainTokenizer:
         """Read ``tokenizer.json``; with ``lower_case`` texts become lower case first, whatever it says.
 
+        With ``words``, added tokens that are not special are found in texts, as words that somebody added.
         Raises ``CheckpointError`` for what is no tokenizer or too large.
         """
-        path = directory / TOKENIZER_FILE
-        if not path.exists():
-            raise CheckpointError(
-                f"{path}: there is no such file; AutoTokenizer of transformers writes it with save_pretrained"
-            )
-        section = Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
+        section = _read(directory)
+        path = section.path
         added = _added_tokens(path, section.values)
         stripped = {**section.values, "added_tokens": [], "post_processor": None}
         stripped |= {"truncation": None, "padding": None}
+        kept = _words(section.values, added) if words else []
+        stripped["added_tokens"] = kept
         if (section.values.get("model") or {}).get("type") == "Unigram":
             stripped["model"] = _without_control(section, added)
-        changes = _bert_changes(directory, stripped.get("normalizer"))
-        if changes:
-            stripped["normalizer"] = {**stripped["normalizer"], **changes}
+        changes = _changes(directory, stripped)
+        for part, changed in changes.items():
+            stripped[part] = {**stripped[part], **changed}
         if lower_case:
             given = stripped.get("normalizer")
             steps = [{"type": "Lowercase"}, *([given] if given else [])]
@@ -153,6 +166,11 @@ class PlainTokenizer:
             tokenizer = Tokenizer.from_str(json.dumps(stripped))
         except Exception as error:  # the binding raises bare Exception
             raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+        for token in kept:
+            if tokenizer.token_to_id(token["content"]) != token["id"]:
+                raise CheckpointError(
+                    f"{path}: added_tokens: {token['content']!r} cannot have the id {token['id']}"
+                )
         # By the largest id, not by the number of tokens: a vocabulary that was pruned has holes.
         check_largest(path, tokenizer.get_vocab(with_added_tokens=False), vocab_size)
         check_largest(path, {name: token["id"] for name, token in added.items()}, vocab_size)
@@ -165,7 +183,9 @@ class PlainTokenizer:
             added_names=names,
             words=WordCache(tokenizer) if WordCache.suits(stripped) else None,
             post_processor=section.values.get("post_processor"),
-            changes=json.dumps(changes, sort_keys=True) if changes else "",
+            changes=(json.dumps(changes, sort_keys=True) if changes else "") + " words" * bool(kept),
+            truncation_side=_truncation_side(directory, section),
+            files=() if path.name == TOKENIZER_FILE else VOCABULARY_FILES,
         )
 
     def id_of(self, name: str) -> int:
@@ -221,32 +241,76 @@ def as_ids(values: Sequence[int]) -> Int32Array:
 
 
 def token_name(directory: Path, key: str, default: str) -> str:
-    """The content of a token that ``tokenizer_config.json`` names, such as ``bos_token``.
+    """The content of a token that the files name, such as ``bos_token``; see ``special_tokens``."""
+    return special_tokens(directory, {key: default})[key]
 
-    The value is a string, or an object that describes an added token.
+
+def side_of(settings: Section) -> Side | None:
+    """Return the ``truncation_side`` of an object, None without one; raises ``CheckpointError``."""
+    if not settings.has("truncation_side"):
+        return None
+    return cast(Side, settings.string("truncation_side", among=get_args(Side)))
+
+
+def _truncation_side(directory: Path, section: Section) -> Side:
+    """Return the side that the settings have, or else the file itself, as the reference reads them."""
+    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
+    if (side := side_of(settings)) is not None:
+        return side
+    truncation = section.section("truncation") if section.has("truncation") else None
+    if truncation is not None and truncation.string("direction", "Right", among=("Left", "Right")) == "Left":
+        return "left"
+    return "right"
+
+
+def _read(directory: Path) -> Section:
+    """Return the values of ``tokenizer.json``, or those made of the files of a vocabulary."""
+    path = directory / TOKENIZER_FILE
+    if path.exists():
+        return Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
+    made = read_vocabulary(directory)
+    if made is None:
+        raise CheckpointError(
+            f"{path}: there is no such file; AutoTokenizer of transformers writes it with save_pretrained"
+        )
+    return made
+
+
+def _changes(directory: Path, values: Mapping[str, Any]) -> dict[str, dict[str, bool | None]]:
+    """Return the values of parts of a tokenizer that the checkpoint's class of tokenizers replaces."""
+    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
+    name = tokenizer_class(directory)
+    part, kind, declared = "", "", {}
+    if name in _BERT_CLASSES:
+        part, kind = "normalizer", "BertNormalizer"
+        declared = {
+            "lowercase": settings.flag("do_lower_case", True),
+            "strip_accents": settings.flag("strip_accents") if settings.has("strip_accents") else None,
+            "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
+        }
+    elif name in _ROBERTA_CLASSES:
+        part, kind = "pre_tokenizer", "ByteLevel"
+        declared = {"add_prefix_space": settings.flag("add_prefix_space", False)}
+    given = values.get(part)
+    if not isinstance(given, dict) or given.get("type") != kind:
+        return {}
+    changed = {key: value for key, value in declared.items() if given.get(key) != value}
+    return {part: changed} if changed else {}
+
+
+def _words(values: Mapping[str, Any], added: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the added tokens that are words, with what no text can hold in place of the others.
+
+    The library numbers those behind the vocabulary itself, one after another.
     """
-    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
-    if isinstance(settings.values.get(key), dict):
-        return settings.section(key).string("content")
-    return settings.string(key, default)
-
-
-def _bert_changes(directory: Path, normalizer: Any) -> dict[str, bool | None]:
-    """Return the values of a ``BertNormalizer`` that the checkpoint's class of tokenizers replaces."""
-    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
-        return {}
-    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
-    config = Section.read(directory / CONFIG_FILE, optional=True)
-    of_model = _CLASS_OF_MODEL.get(config.string("model_type", ""), "")
-    name = settings.string("tokenizer_class", config.string("tokenizer_class", of_model))
-    if name.removesuffix("Fast") not in _BERT_CLASSES:
-        return {}
-    declared = {
-        "lowercase": settings.flag("do_lower_case", True),
-        "strip_accents": settings.flag("strip_accents") if settings.has("strip_accents") else None,
-        "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
-    }
-    return {key: value for key, value in declared.items() if normalizer.get(key) != value}
+    vocabulary = (values.get("model") or {}).get("vocab") or ()
+    kept: list[Mapping[str, Any]] = []
+    for name, token in sorted(added.items(), key=lambda item: item[1]["id"]):
+        if not token.get("special"):
+            kept.append(token)
+        elif token["id"] >= len(vocabulary):
+            kept.append({**token, "content": f"{name}{uuid4().hex}"})
+    return kept if any(not token.get("special") for token in kept) else []
 
 
 def _without_control(section: Section, added: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

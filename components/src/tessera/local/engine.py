@@ -168,14 +168,14 @@ class Engine:
     async def _score(self, query: Content, contents: Sequence[Content]) -> Vectors:
         """Return each content's score for the query as its one row: a reranker's logit, a cosine or a MaxSim.
 
-        One that is too long loses its end, as at the service. Where one of them fails, all do, and its place
+        One that is too long is cut, as at the service. Where one of them fails, all do, and its place
         has the error; so has the first where it is the query's. Raises ``EngineDead`` as ``embed``.
         """
         cut = self._options.truncate
         request = ScoreRequest(
             queries=(_input(query),),
             documents=tuple(map(_input, contents)),
-            truncate=Truncate.END if cut is Truncate.NONE else cut,
+            truncate=Truncate.DECLARED if cut is Truncate.NONE else cut,
         )
         pause = _FULL_SECONDS
         while True:

@@ -48,11 +48,22 @@ class Role(StrEnum):
 
 
 class Truncate(StrEnum):
-    """What to do with an input that is too long: refuse it, drop its beginning, or drop its end."""
+    """What to do with an input that is too long: refuse it, drop its beginning, or drop its end.
+
+    ``DECLARED`` drops the side that the checkpoint declares. It is of requests that name no side; models are
+    not asked for it.
+    """
 
     NONE = "NONE"
     START = "START"
     END = "END"
+    DECLARED = "DECLARED"
+
+
+TRUNCATIONS: Final[Mapping[str, Truncate]] = {
+    value.value: value for value in (Truncate.NONE, Truncate.START, Truncate.END)
+}
+"""What clients may ask for, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +360,7 @@ class Model(Protocol):
     - ``chunks``: the output ``CHUNKS``, pooled of each chunk by itself behind one pass over the whole;
     - ``token_weights``: the output ``TOKEN_WEIGHTS``, of all tokens but the first and the last;
     - ``declared``: what the checkpoint declares beside its weights;
+    - ``truncation_side``: ``START`` or ``END``, the side that it declares to be dropped;
     - ``try_out()``: raises ``CheckpointError`` for a tokenizer that ends its process, a child of this one.
     """
 
@@ -514,6 +526,14 @@ class StagedModel(Model, Protocol):
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
+
+
+def truncation_of(model: Model, asked: Truncate) -> Truncate:
+    """Return what a model is asked for: the side that it declares, or the end, for ``DECLARED``."""
+    if asked is not Truncate.DECLARED:
+        return asked
+    side: Truncate = getattr(model, "truncation_side", Truncate.END)
+    return side
 
 
 def chunks_of(model: Model) -> Output | None:

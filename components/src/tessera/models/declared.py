@@ -12,7 +12,6 @@ from typing import Final
 
 from tessera.checkpoint.declared import (
     MODULES_FILE,
-    TRANSFORMER_FILES,
     Declared,
     Dense,
     Normalize,
@@ -20,6 +19,7 @@ from tessera.checkpoint.declared import (
     Task,
 )
 from tessera.checkpoint.section import CONFIG_FILE
+from tessera.checkpoint.transformer import TRANSFORMER_FILES
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Model, OutputKind, Role, ScoreActivation
 from tessera.nn.spec import Pooling, TextSpec

@@ -220,6 +220,8 @@ class Assembler:
         except UnicodeEncodeError as error:
             raise no_text(error, param) from error
         length = image_tokens + sum(map(len, tokens))
+        if not length:
+            raise InvalidInput(f"{param} is empty: it has no tokens", param=param)
         truncated = length > max_tokens
         if truncated:
             refuse_unless_truncating(length, max_tokens, truncate, param)

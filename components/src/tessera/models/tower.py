@@ -59,7 +59,8 @@ class TowerModel:
     what they compute; ``files`` are fingerprinted beside the weights, and ``prefixes`` are of the names in
     these, as ``part_name`` takes them. ``kind`` says what comes out of the
     tower: vectors of unit length, or scores as they are. ``takes_instructions`` says whether an input may
-    have one, ``lowers_case`` whether texts become lower case where that is declared, and ``projects_tokens``
+    have one, ``lowers_case`` whether texts become lower case where that is declared, ``finds_words`` whether
+    texts hold added tokens that are not special, and ``projects_tokens``
     whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
     the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
@@ -75,6 +76,7 @@ class TowerModel:
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     lowers_case: ClassVar[bool] = False
+    finds_words: ClassVar[bool] = False
     projects_tokens: ClassVar[bool] = False
     activation: ScoreActivation = "sigmoid"
     marks: Marks = Marks()
@@ -112,9 +114,14 @@ class TowerModel:
         self.max_tokens, self._role_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)
         self._tokenizer = tokenizer or PlainTokenizer.read(
-            path, vocab_size=text.vocab_size, lower_case=self.declared.lower_case
+            path,
+            vocab_size=text.vocab_size,
+            lower_case=self.declared.lower_case,
+            words=self.finds_words,
         )
         self._options = options
+        side = self.declared.truncation_side or self._tokenizer.truncation_side
+        self.truncation_side = Truncate.START if side == "left" else Truncate.END
 
     def try_out(self) -> None:
         """Try the tokenizer in a child process; raises ``CheckpointError`` for one that ends it."""
@@ -124,7 +131,7 @@ class TowerModel:
     def fingerprint(self) -> str:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
-        files = tuple(dict.fromkeys((*self.files, *self.declared.files)))
+        files = tuple(dict.fromkeys((*self.files, *self.declared.files, *self._tokenizer.files)))
         revision = f"{self.family} {self.version}{options}{self._tokenizer.changes}"
         return fingerprint(self.path, revision=revision.encode(), files=files)
 

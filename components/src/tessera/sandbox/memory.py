@@ -25,12 +25,21 @@ _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process may use: ``seconds`` of CPU time and of patience for one task, ``memory_bytes``
-    beyond what it has from the start, and ``threads`` if it needs some."""
+    """What one process may use: ``seconds`` of CPU time for one task, ``memory_bytes`` beyond what it has
+    from the start, and ``threads`` if it needs some."""
 
     seconds: float
     memory_bytes: int
     threads: bool = False
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long a task may take at all, which ends one that waits for what does not come.
+
+        A machine with sixteen times as much to do as it has cores gives a process all its CPU time by then.
+        A JPEG of 12 megapixels once took 10 s of the clock at fifteen times.
+        """
+        return 16 * self.seconds
 
 
 class Handler(Protocol):

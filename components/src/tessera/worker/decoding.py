@@ -171,7 +171,8 @@ class ProcessDecoder:
         try:
             return self._pool.call(encode(Task(size=len(data), param=param)), descriptor, taken, over=param)
         except ProcessLost as loss:
-            raise DecodeFailed(_MESSAGES[loss.why].format(param, self._limits.seconds), param=param) from None
+            message = _MESSAGES[loss.why].format(param, self._limits.seconds)
+            raise DecodeFailed(message, param=param) from None
         finally:
             os.close(descriptor)
 
@@ -182,7 +183,7 @@ class ProcessDecoder:
 
 _MESSAGES = {
     "crash": "{}: the image could not be decoded: its decoder crashed",
-    "timeout": "{}: the image could not be decoded within {:g} seconds",
+    "timeout": "{}: the image could not be decoded within {:g} seconds of processor time",
 }
 
 

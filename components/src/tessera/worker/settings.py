@@ -65,7 +65,9 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = "processes"
     preprocess_threads: Annotated[int, Setting(help=f"images that are decoded at a time; {CHOSEN}")] = 0
-    preprocess_seconds: Annotated[float, Setting(help="time that a process has for one image")] = 10.0
+    preprocess_seconds: Annotated[float, Setting(help="processor time that a process has for one image")] = (
+        10.0
+    )
     preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
     model_options: Annotated[
         dict[str, Any],

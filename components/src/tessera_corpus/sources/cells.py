@@ -32,6 +32,12 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _values_of(column: Any) -> list[Any]:
+    zone = getattr(column.type, "tz", None) or "UTC"
+    if zone != "UTC" and zone[0] not in "+-":
+        import pyarrow
+
+        # The same moments. Where another zone is, only files say that a confined process may not open.
+        column = column.cast(pyarrow.timestamp(column.type.unit, "UTC"))
     try:
         values: list[Any] = column.to_pylist()
         return values

@@ -199,8 +199,11 @@ def _check(request: EmbeddingsRequest, honoured: Honoured) -> None:
         raise InvalidInput(f"model: {request.model!r} is not the run's")
     if request.dimensions not in (None, honoured.dimensions):
         raise InvalidInput(f"dimensions: the run makes {honoured.dimensions} of every vector")
-    if request.truncate is not Truncate.NONE and request.truncate is not honoured.truncate:
-        raise InvalidInput(f"truncate: the run has {honoured.truncate.value}, see --truncate")
+    cut = honoured.truncate
+    # A line that names no side leaves it to the run.
+    sides = {Truncate.NONE, cut} if cut is Truncate.NONE else {Truncate.NONE, Truncate.DECLARED, cut}
+    if request.truncate not in sides:
+        raise InvalidInput(f"truncate: the run has {cut.value}, see --truncate")
     if not request.normalize:
         raise InvalidInput("normalize: the run makes unit vectors")
 

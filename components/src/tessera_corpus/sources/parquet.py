@@ -175,7 +175,7 @@ class Reader:
             raise Unread(
                 f"its reader crashed, or would take more than {most} MiB"
                 if loss.why == "crash"
-                else f"{MOST_ROWS} rows were not read within {_SECONDS:g} seconds"
+                else f"{MOST_ROWS} rows were not read within {_SECONDS:g} seconds of processor time"
             ) from None
         if isinstance(answer, Refusal):
             raise Unread(answer.reason)

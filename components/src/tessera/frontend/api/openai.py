@@ -121,7 +121,7 @@ from tessera.frontend.request import (
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
-from tessera.models.base import CHUNKS, Output, OutputKind, Role, Truncate
+from tessera.models.base import CHUNKS, TRUNCATIONS, Output, OutputKind, Role, Truncate
 from tessera.models.declared import NAMED_ROLES
 from tessera.rows import Rows
 
@@ -188,7 +188,7 @@ def _cache_salt(value: Json, path: str) -> str:
 
 def _truncate(value: Json, path: str) -> Truncate:
     if isinstance(value, bool):
-        return Truncate.END if value else Truncate.NONE
+        return Truncate.DECLARED if value else Truncate.NONE
     read: Truncate = _TRUNCATE.read(value, path)
     return read
 
@@ -209,7 +209,7 @@ def _and_name(kind: Kind) -> Kind:
     )
 
 
-_TRUNCATE: Final = named(Truncate)
+_TRUNCATE: Final = named(TRUNCATIONS)
 _MODALITY: Final = named(Modality)
 _SIDES: Final = {"left": Truncate.START, "right": Truncate.END}
 # Native is little, as on every machine that runs this.
@@ -269,17 +269,19 @@ class Options(msgspec.Struct, kw_only=True):
     def truncation(self, unasked: Truncate = Truncate.NONE) -> tuple[Truncate, int | None]:
         """Return what becomes of a text that is too long, and the most tokens that it may have.
 
-        ``truncate_prompt_tokens`` alone drops the end; -1 stands for the model's own limit. Where neither it
-        nor ``truncate`` is given, the answer is ``unasked``, on the side that is given.
+        ``truncate_prompt_tokens`` alone drops the side that is declared; -1 stands for the model's own limit.
+        Where neither it nor ``truncate`` is given, the answer is ``unasked``, on the side that is given.
         """
         chosen, side, limit = self.truncate, self.truncation_side, self.truncate_prompt_tokens
+        if chosen is Truncate.DECLARED:
+            chosen = side or chosen
         if chosen is not None and side is not None and chosen is not side:
             raise InvalidInput.at("truncation_side", f"contradicts truncate: {chosen.value}")
         if limit is None:
             return chosen or (unasked if unasked is Truncate.NONE else side or unasked), None
         if chosen is Truncate.NONE:
             raise InvalidInput.at("truncate_prompt_tokens", "contradicts truncate: NONE")
-        return chosen or side or Truncate.END, None if limit == -1 else limit
+        return chosen or side or Truncate.DECLARED, None if limit == -1 else limit
 
 
 class EmbeddingsBody(Options, kw_only=True):

@@ -12,7 +12,7 @@ from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreReque
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
 from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, InputTask, LongTexts, PairsTask
-from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate
+from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate, truncation_of
 from tessera.models.declared import declared_of, named_prompt
 from tessera.turns import Threads
 
@@ -140,7 +140,8 @@ class Prompter:
         self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError], call: Call
     ) -> list[Prompt | TesseraError]:
         """Return each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
-        limits = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
+        truncate = truncation_of(self._model, request.truncate)
+        limits = min(request.max_tokens or self.max_tokens, self.max_tokens), truncate
         pairs = zip(request.inputs, visions, strict=True)
         works = [_InputWork(*pair, *limits) for pair in pairs]
         if self._max_embed_tokens and request.truncate is Truncate.NONE and not request.outputs:
@@ -161,7 +162,8 @@ class Prompter:
             (request.documents, request.max_document_tokens),
         ):
             cut = own is not None and own < bound
-            limits = (own, Truncate.END) if own is not None and cut else (bound, request.truncate)
+            asked = Truncate.END if cut else request.truncate
+            limits = own if own is not None and cut else bound, truncation_of(self._model, asked)
             works += [_InputWork(entry, next(images), *limits) for entry in side]
         return await self._run(works, call)
 
@@ -174,7 +176,7 @@ class Prompter:
             tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
             query=request.max_query_tokens,
             document=request.max_document_tokens,
-            truncate=request.truncate,
+            truncate=truncation_of(self._model, request.truncate),
         )
         sides = list(zip(queries, visions, strict=False))
         documents = list(zip(request.documents, visions[len(queries) :], strict=True))

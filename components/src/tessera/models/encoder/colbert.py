@@ -63,6 +63,8 @@ class ColbertModel(EncoderModel):
     unknown: ClassVar[str]
     kind = OutputKind.TOKENS
     projects_tokens = True
+    # Markers of PyLate are added tokens that are not special.
+    finds_words = False
 
     def __init__(self, path: Path, options: ColbertOptions) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
@@ -79,6 +81,7 @@ class ColbertModel(EncoderModel):
         hides = expansion is not None and not expansion.attended
         text = replace(text, keyed=hides)
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
+        self._first, self._last = self._two_ends()
         most = min(options.max_tokens, text.positions - self.unused_positions(config))
         # Lengths of the sides take the place of the tokenizer's, which PyLate writes as it last needed it.
         self._query = self._side(late.query, most, options.query_length)
@@ -162,13 +165,13 @@ class ColbertModel(EncoderModel):
         return [self._first, *marker, Run(prompt, content.text), self._last]
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        """Tokenise an input of texts, cut at the end to its side's length, and expand a query."""
+        """Tokenise an input of texts, cut to its side's length, and expand a query."""
         if any(isinstance(part, tuple) for part in content.parts):
             return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         side = self._side_of(content)
         if side.length <= max_tokens:
             max_tokens = side.length
-            truncate = Truncate.END if truncate is Truncate.NONE else truncate
+            truncate = self.truncation_side if truncate is Truncate.NONE else truncate
         prompt = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         missing = self._missing(content, len(prompt.tokens))
         if not missing:

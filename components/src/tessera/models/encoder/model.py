@@ -14,12 +14,13 @@ import numpy as np
 from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import token_name
+from tessera.checkpoint.vocabulary import BERT_CLASSES, tokenizer_class
 from tessera.errors import CheckpointError
 from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts
 from tessera.models.encoder.body import Body, body_of
 from tessera.models.encoder.config import Names, read_encoder
-from tessera.models.marks import Marks
+from tessera.models.marks import Marks, marks_of
 from tessera.models.options import MaxTokens
 from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import EncoderSpec, Pooling
@@ -58,10 +59,18 @@ class ColbertOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 
 
+# The classes that put these two tokens around a text, whatever ``post_processor`` says (transformers 5.23).
+TWO_ENDS: Final[dict[str, tuple[str, str]]] = {
+    **dict.fromkeys((*BERT_CLASSES, "MPNetTokenizer", "RobertaTokenizer"), ("cls_token", "sep_token")),
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), ("bos_token", "eos_token")),
+}
+
+
 class EncoderModel(TowerModel):
     """Base of encoders; an input is a first token, a prompt with the texts, and a last token."""
 
     lowers_case = True
+    finds_words = True
     _skipped: Sequence[tuple[list[int], int]] = ()
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -79,15 +88,16 @@ class EncoderModel(TowerModel):
     def _beginning(self, prompt: str) -> tuple[list[int], int]:
         """Return the tokens that every input with a prompt begins with, and how many pooling leaves out.
 
-        These are the first token and as many as the prompt has alone, as the reference counts them; its last
-        one may be another before a text. Raises ``CheckpointError`` for a prompt that is no more than that.
+        These are the tokens before it and as many as the prompt has alone, as the reference counts them; its
+        last one may be another before a text. Raises ``CheckpointError`` for a prompt that has no other.
         """
         encoding = self._tokenizer.encode(f"{prompt}x")
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         own = [token for token, (_, end) in spans if end <= len(prompt)]
         if not own:
             raise CheckpointError(f"{self.path}: no token of the prompt {prompt!r} is before every text")
-        return [self._first, *own], 1 + len(self._tokenizer.ids(prompt))
+        before = self.marks.before
+        return [*before, *own], len(before) + len(self._tokenizer.ids(prompt))
 
     def _open(
         self,
@@ -103,9 +113,34 @@ class EncoderModel(TowerModel):
         self._types = text.types
         most = min(max_tokens, text.positions - self.unused_positions(config))
         TowerModel.__init__(self, path, text, options, max_tokens=most, declared=declared)
-        self._first = self._tokenizer.id_of(token_name(path, "cls_token", self._body.first))
-        self._last = self._tokenizer.id_of(token_name(path, "sep_token", self._body.last))
-        self.marks = Marks((self._first,), (self._last,))
+        self.marks = self._marks(path)
+        usual = [self._tokenizer.find(end) for end in (self._body.first, self._body.last)]
+        if [*self.marks.before, *self.marks.behind] != usual:
+            # The fingerprint knows no other trace of them.
+            changes = f"{self._tokenizer.changes} {self.marks}"
+            self._tokenizer = replace(self._tokenizer, changes=changes)
+
+    def _marks(self, path: Path) -> Marks:
+        """Return what stands around a text: two tokens that the class of the tokenizer names.
+
+        Other classes put around it what their files say, whatever that is. Raises ``CheckpointError``.
+        """
+        names = TWO_ENDS.get(tokenizer_class(path))
+        if names is None:
+            return marks_of(self._tokenizer)
+        ends = zip(names, (self._body.first, self._body.last), strict=True)
+        first, last = (self._tokenizer.id_of(token_name(path, *end)) for end in ends)
+        return Marks((first,), (last,))
+
+    def _two_ends(self) -> tuple[int, int]:
+        """Return the first and the last token of a family that needs both; raises ``CheckpointError``."""
+        match self.marks:
+            case Marks((first,), (last,)):
+                return first, last
+        raise CheckpointError(
+            f"{self._tokenizer.path}: post_processor puts {list(self.marks.before)} before and"
+            f" {list(self.marks.behind)} behind a text; family {self.family} needs one token on either side"
+        )
 
     def unused_positions(self, config: Section) -> int:
         """Return how many rows of the positions no token has."""

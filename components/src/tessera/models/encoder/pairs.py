@@ -11,12 +11,14 @@ import numpy as np
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.errors import InvalidInput
+from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE, tokenizer_class
+from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
 from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import read_encoder
-from tessera.models.encoder.model import EncoderModel, PairOptions
+from tessera.models.encoder.model import TWO_ENDS, EncoderModel, PairOptions
+from tessera.models.marks import Marks, pair_marks_of
 from tessera.models.prompts import (
     Run,
     Segment,
@@ -51,11 +53,27 @@ class CrossEncoder(EncoderModel):
         self._open(config, text, read_declared(path), options, max_tokens=options.max_tokens)
         if self.declared.labels != 1:
             raise config.error("id2label", f"must have one label, a score, not {self.declared.labels or 2}")
-        self._first_token = np.array([self._first], np.int32)
+        first, self._last = self._two_ends()
+        if tokenizer_class(path) not in TWO_ENDS:
+            self._check_pair(first)
+        self._first_token = np.array([first], np.int32)
+        settings = Section.read(path / TOKENIZER_CONFIG_FILE, optional=True)
+        inputs = settings.values.get("model_input_names")
+        self._untyped = isinstance(inputs, list) and "token_type_ids" not in inputs
         chosen = options.activation
         self.activation = score_activation(self.declared) if chosen == "declared" else chosen
         default = self.declared.default_prompt
         self._before = "" if default is None else self.declared.prompts.get(default, "")
+
+    def _check_pair(self, first: int) -> None:
+        """Raise ``CheckpointError`` for a tokenizer whose file joins a pair in another way."""
+        between = (self._last,) * self.separators
+        found = pair_marks_of(self._tokenizer)
+        if found != (Marks((first,), (self._last,)), between):
+            raise CheckpointError(
+                f"{self._tokenizer.path}: post_processor joins a pair by {found[1]}, and family {self.family}"
+                f" by {between}"
+            )
 
     @property
     def head_names(self) -> Mapping[str, str]:
@@ -66,8 +84,11 @@ class CrossEncoder(EncoderModel):
         return [*self.marks.before, Run("", content.text), *self.marks.behind]
 
     def types(self, tokens: Int32Array) -> Int32Array:
-        """int32 ``[tokens]``: 1 behind the query's last token, where sides have types."""
-        if not self.typed or self._types < 2:
+        """int32 ``[tokens]``: 1 behind the query's last token, where sides have types.
+
+        A tokenizer may declare inputs of models without types.
+        """
+        if not self.typed or self._untyped or self._types < 2:
             return super().types(tokens)
         ends = tokens == self._last
         types: Int32Array = (np.cumsum(ends, dtype=np.int32) > ends).astype(np.int32)
