@@ -363,7 +363,7 @@ def test_a_decoder_sees_no_keys_and_no_descriptor_but_its_own(
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
     make: Make, photos: dict[str, bytes]
 ) -> None:
-    decoding = make(count=1, seconds=4.0)
+    decoding = make(count=1, seconds=0.3)
     good = photos["flower"]
     control = decoding.decoder._pool._server._control
     assert control is not None
