@@ -156,6 +156,9 @@ async def _given_back(holdings: Holdings, where: str) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS
     while changed := holdings.changed():
-        if loop.time() > deadline:
-            raise LeftBehind(f"{where}: {changed}")
-        await asyncio.sleep(0.01)
+        # All of it is read when that is as it was.
+        while changed:
+            if loop.time() > deadline:
+                raise LeftBehind(f"{where}: { {''.join(key): counts for key, counts in changed.items()} }")
+            await asyncio.sleep(0.01)
+            changed = holdings.changed(changed)

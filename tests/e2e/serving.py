@@ -68,10 +68,12 @@ class Serve:
         self.wait(lambda: self.log.read_text().count(line) >= count)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
+        deadline, pause = time.monotonic() + 120, 0.05
         while not condition():
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+            time.sleep(pause)
+            # Most conditions ask the service.
+            pause = min(1.5 * pause, 0.2)
 
     def reload(self, said: str) -> None:
         """Tell it to read its file again, and wait until it says so."""
@@ -105,7 +107,7 @@ class Serve:
 
 @contextmanager
 def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
-    """Asks one model without a pause, one request after another; the statuses of its answers.
+    """Asks one model all the time, one request after another; the statuses of its answers.
 
     They are 200, or ``others`` where it is taken away or replaced meanwhile.
     """
@@ -117,6 +119,8 @@ def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
             while not (statuses and done.is_set()):
                 body = {"model": model, "input": f"text {len(statuses)}"}
                 statuses.append(session.post(f"{serve.url}/v1/embeddings", json=body).status_code)
+                # As long as an answer takes: without it client, frontend and worker keep a processor busy.
+                time.sleep(0.01)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -41,8 +41,8 @@ THREADS = "OMP_NUM_THREADS"
 # What starts others by ``launch.children``, beside ``tessera serve``.
 _STARTS_CHILDREN = ("tessera.launch", "tests.forks.probe")
 
-# What starts others by ``subprocess``: a command its engines, the process that makes prompts its worker, and a
-# worker the fork server of its decoders.
+# What starts others by ``subprocess``: a command its engines, the process that makes prompts its worker, and
+# a worker the fork server of its decoders.
 _STARTS_OTHERS = (
     "tessera.cli",
     "tessera.local.engine_process",

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus-ray"), pytest.
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    made = make_corpus(tmp_path_factory.mktemp("corpus"), texts=160, pictures=16, pages=16)
+    made = make_corpus(tmp_path_factory.mktemp("corpus"), texts=160, pictures=32, pages=32, square=True)
     (Path(made.sources[1]) / "bad.png").write_bytes(b"no picture")
     return made
 
