@@ -136,7 +136,7 @@ def served(
     for role in ("encode", "embed") if workers == 2 else ():
         config = folder / f"{role}.yaml"
         config.write_text(f"transport: {{kind: {request.param}}}\n")
-        environment[f"{role.upper()}_ENGINE_ARGS"] = str(config)
+        environment[f"TESSERA_{role.upper()}_ENGINE_ARGS"] = str(config)
     with launch(script, checkpoint.path, folder / "log", workers=workers, environment=environment) as running:
         yield request.param, running
 

@@ -52,6 +52,8 @@ _EARLY = (
     "tessera.local.worker_process",
     "tessera.sandbox.child",
     "tessera.worker.decoding",
+    "tessera_corpus.pdf",
+    "tessera_corpus.sources.parquet",
     "tessera.engine.torch.text",
     "tessera.engine.torch.vision",
 )
