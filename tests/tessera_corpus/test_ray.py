@@ -21,6 +21,8 @@ from benchmarks.corpus import Corpus, differences, make_corpus, read
 from benchmarks.ports import free_ports
 from benchmarks.proc import below
 
+from tests.forks.popen import Forked
+
 AT_MOST = ["--ray-readers", "2", "--ray-engines", "2"]
 LOCAL = ["--ray", "local", "--ray-cpus", "4", "--ray-memory-mb", "256"]
 
@@ -93,12 +95,9 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     corpus: Corpus, cluster: Cluster, tmp_path: Path
 ) -> None:
     plain, out = tmp_path / "plain", tmp_path / "ray"
-    subprocess.run(
-        [sys.executable, "-m", "tessera.cli", "embed", *corpus.sources, "--out", str(plain)],
-        check=False,
-        timeout=300,
-        stderr=subprocess.DEVNULL,
-    )
+    # Ray starts what it runs itself; what runs without it is a fork.
+    command = [sys.executable, "-m", "tessera.cli", "embed", *corpus.sources, "--out", str(plain)]
+    assert Forked(command, stderr=subprocess.DEVNULL).wait(timeout=600) == 3
     # One run is killed once it has published something, and all that is below it ends.
     started: set[int] = set()
     with running(corpus, out, *LOCAL) as process:

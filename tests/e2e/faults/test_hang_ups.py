@@ -24,7 +24,7 @@ from tests.e2e.serving import Serve
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
-COUNT, SECONDS = 800, 30.0
+COUNT, SECONDS = 800, 60.0
 WAIT = 30.0
 
 
