@@ -7,7 +7,7 @@ import gc
 import os
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -62,13 +62,14 @@ class Holdings:
         self._moving |= {key for key in keys if self._first.get(key) != now.get(key)}
         self._first = now
 
-    def changed(self) -> dict[str, tuple[int, int]]:
-        """Counts that are different, with their value at first and now, but for sockets."""
-        first, now = self._first, self._read()
-        keys = [key for key, held in now.items() if first.get(key, 0) != held]
+    def changed(self, among: Collection[_Key] | None = None) -> dict[_Key, tuple[int, int]]:
+        """Counts that are different, with their value at first and now, but for sockets; all, or some."""
+        first = self._first if among is None else {key: self._first.get(key, 0) for key in among}
+        now = self._read(among)
+        keys = [key for key, held in now.items() if self._first.get(key, 0) != held]
         keys += [key for key in first.keys() - now.keys() if first[key]]
         return {
-            "".join(key): (first.get(key, 0), now.get(key, 0))
+            key: (self._first.get(key, 0), now.get(key, 0))
             for key in keys
             if key != _SOCKETS and key not in self._moving
         }
@@ -99,17 +100,23 @@ class Holdings:
         """Counts that are compared."""
         return len(self._first.keys() - self._moving)
 
-    def _read(self) -> dict[_Key, int]:
+    def _read(self, among: Collection[_Key] | None = None) -> dict[_Key, int]:
+        """Counts of all that is held, or of what holds ``among``."""
+        holders = None if among is None else {name for name, _ in among}
         # Thousands of attributes after each call: most of what the tests computed.
         read: dict[_Key, int] = {}
         for name, held in self._objects:
+            if holders is not None and name not in holders:
+                continue
             for attribute, value in _attributes(held):
                 if (count := _counts(type(value))) is not None and attribute not in _GOING_ON:
                     read[name, attribute] = count(value)
-        for task, number in Counter(_coroutine(task) for task in asyncio.all_tasks()).items():
-            read[_TASKS, task] = number
-        for target, number in Counter(_descriptors()).items():
-            read[_DESCRIPTORS, target] = number
+        if holders is None or _TASKS in holders:
+            for task, number in Counter(_coroutine(task) for task in asyncio.all_tasks()).items():
+                read[_TASKS, task] = number
+        if holders is None or _DESCRIPTORS in holders:
+            for target, number in Counter(_descriptors()).items():
+                read[_DESCRIPTORS, target] = number
         return read
 
 

@@ -153,7 +153,16 @@ async def _quiet(steps: TaskSteps) -> None:
 
 
 async def _given_back(holdings: Holdings, where: str) -> None:
+    changed = holdings.changed()
+
+    def given_back() -> bool:
+        nonlocal changed
+        # All of it is read when what had changed is as it was.
+        changed = holdings.changed(changed) or holdings.changed()
+        return not changed
+
     try:
-        await until(lambda: not holdings.changed(), _SETTLE_SECONDS)
+        await until(given_back, _SETTLE_SECONDS)
     except AssertionError as error:
-        raise LeftBehind(f"{where}: {holdings.changed()}") from error
+        left = {"".join(key): counts for key, counts in changed.items()}
+        raise LeftBehind(f"{where}: {left}") from error

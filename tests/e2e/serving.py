@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ class Serve:
 
 @contextmanager
 def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
-    """Asks one model without a pause, one request after another; the statuses of its answers.
+    """Asks one model all the time, one request after another; the statuses of its answers.
 
     They are 200, or ``others`` where it is taken away or replaced meanwhile.
     """
@@ -114,6 +115,8 @@ def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
             while not (statuses and done.is_set()):
                 body = {"model": model, "input": f"text {len(statuses)}"}
                 statuses.append(session.post(f"{serve.url}/v1/embeddings", json=body).status_code)
+                # As long as an answer takes: without it client, frontend and worker keep a processor busy.
+                time.sleep(0.01)
 
     thread = threading.Thread(target=ask)
     thread.start()

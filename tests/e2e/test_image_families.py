@@ -6,9 +6,10 @@ An input of a reranker is a document, which is scored with one query that has an
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,22 @@ class Checkpoint:
             assert cosines(found_rows, wanted).min() >= 0.99999
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """A checkpoint of a family, and with it what the reference gives, made once for all ways."""
+
+    @functools.cache
+    def made(family: str) -> Checkpoint:
+        path = tmp_path_factory.mktemp("models") / family
+        write_checkpoint(["--out", str(path), "--family", family, "--size", "tiny"])
+        return Checkpoint(path, reference_of(path))
+
+    return made
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    path = tmp_path_factory.mktemp("models") / request.param
-    write_checkpoint(["--out", str(path), "--family", request.param, "--size", "tiny"])
-    return Checkpoint(path, reference_of(path))
+def checkpoint(request: pytest.FixtureRequest, checkpoints: Callable[[str], Checkpoint]) -> Checkpoint:
+    return checkpoints(request.param)
 
 
 def sent(parts: Parts) -> list[dict[str, Any]]:
@@ -124,7 +136,7 @@ def served(
     for role in ("encode", "embed") if workers == 2 else ():
         config = folder / f"{role}.yaml"
         config.write_text(f"transport: {{kind: {request.param}}}\n")
-        environment[f"{role.upper()}_ENGINE_ARGS"] = str(config)
+        environment[f"TESSERA_{role.upper()}_ENGINE_ARGS"] = str(config)
     with launch(script, checkpoint.path, folder / "log", workers=workers, environment=environment) as running:
         yield request.param, running
 

@@ -142,8 +142,8 @@ def test_usage_counts_cached_image_tokens(client: OpenAI, path: str, photos: dic
         client.embeddings.create(model=MODEL, input=[parts(None, image)]).usage.model_dump() for _ in range(2)
     ]
     details = [usage["prompt_tokens_details"] for usage in usages]
-    assert [one["image_tokens"] for one in details] == [7 * 256, 7 * 256]
-    assert [one["cached_tokens"] for one in details] == [0, 7 * 256]
+    assert [one["image_tokens"] for one in details] == [7 * 64, 7 * 64]
+    assert [one["cached_tokens"] for one in details] == [0, 7 * 64]
     assert (
         usages[0]["prompt_tokens"]
         == usages[0]["total_tokens"]

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 ZERO = (
-    *("--shape", "pixel_values:3,512,512", "--shape", "input_ids:1024", "--shape", "attention_mask:1024"),
+    *("--shape", "pixel_values:3,256,256", "--shape", "input_ids:1024", "--shape", "attention_mask:1024"),
     *("--input-data", "zero"),
 )
 

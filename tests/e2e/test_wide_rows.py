@@ -96,7 +96,7 @@ def test_vectors_are_the_same_by_every_way(
         config.write_text(
             f"transport: {{kind: {kind}, staging_mb: 1}}\nvision: {{max_batch_cost: 0, max_queue_cost: 0}}\n"
         )
-        environment[f"{role.upper()}_ENGINE_ARGS"] = str(config)
+        environment[f"TESSERA_{role.upper()}_ENGINE_ARGS"] = str(config)
     with launch("e_p.sh", model, tmp_path / "log", workers=2, environment=environment) as service:
         for _ in range(2):
             # Four images, one of them twice, which is looked up once; the second time from the cache.

@@ -139,4 +139,6 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def fork_all() -> None:
     """Fork, from now on, wherever this process uses ``subprocess``."""
+    # Begun here, it is none of the processes that a test looks for.
+    SERVER.channel()
     subprocess.Popen = Forked  # type: ignore[misc]

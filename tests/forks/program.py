@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from tessera import siblings
 from tessera.launch import children
+from tessera.sandbox import pool
 
 _PR_SET_PDEATHSIG = 1
 # arg_start and env_start.
@@ -40,8 +41,15 @@ THREADS = "OMP_NUM_THREADS"
 # What starts others by ``launch.children``, beside ``tessera serve``.
 _STARTS_CHILDREN = ("tessera.launch", "tests.forks.probe")
 
-# What starts others by ``subprocess``: a command its engines, and the process that makes prompts its worker.
-_STARTS_ENGINES = ("tessera.cli", "tessera.local.engine_process")
+# What starts others by ``subprocess``: a command its engines, the process that makes prompts its worker, and
+# a worker the fork server of its decoders.
+_STARTS_OTHERS = (
+    "tessera.cli",
+    "tessera.local.engine_process",
+    "tessera.local.worker_process",
+    "tessera.worker",
+    "tessera.worker.together",
+)
 
 # What the package sets where nobody did, once it is imported: in the tests' process, too, as soon as one of
 # them imports its workers. The server has it before it loads what reads it.
@@ -105,12 +113,17 @@ class Module:
 
 def differs(environment: Mapping[str, str]) -> str | None:
     """A variable that a fork would not heed, as it is not what the server imported with; None without one."""
-    for name in environment.keys() | imported_with.keys():
+    # What confined processes have beside is for their speed.
+    for name in (environment.keys() | imported_with.keys()) - _confined(environment):
         default = _SET_BY_IMPORT.get(name)
         same = environment.get(name, default) == imported_with.get(name, default)
         if not same and not name.startswith(_READ_LATE) and not (name == _PATH and _adds(environment)):
             return name
     return None
+
+
+def _confined(environment: Mapping[str, str]) -> set[str]:
+    return {name for name, value in pool._ENVIRONMENT.items() if environment.get(name) == value}
 
 
 def folders_of(environment: Mapping[str, str]) -> list[str]:
@@ -211,8 +224,8 @@ def _run(command: Sequence[str]) -> int:
     if module.name in _STARTS_CHILDREN or module.arguments[:1] == ["serve"]:
         children._spawn = _spawn
     else:
-        if module.name in _STARTS_ENGINES:
-            _fork_engines()
+        if module.name in _STARTS_OTHERS:
+            _fork_others()
         _set_threads(os.environ.get(THREADS))
     status: object = 0
     try:
@@ -230,8 +243,8 @@ def _run(command: Sequence[str]) -> int:
     return status if isinstance(status, int) else int(status is not None)
 
 
-def _fork_engines() -> None:
-    """Let the engines of a program be forks, of a server that is forked before the program has threads."""
+def _fork_others() -> None:
+    """Let what a program starts be forks, of a server that is forked before the program has threads."""
     # Here alone: they import this module.
     from tests.forks import popen, server
 

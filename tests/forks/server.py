@@ -37,6 +37,7 @@ MODULES = (
     "tessera.worker.together",
     "tessera.local.engine_process",
     "tessera.local.worker_process",
+    "tessera.sandbox.child",
     "tests.e2e.faults.reader",
     "tests.forks.probe",
 )
@@ -49,6 +50,10 @@ _EARLY = (
     "tessera.worker.together",
     "tessera.local.engine_process",
     "tessera.local.worker_process",
+    "tessera.sandbox.child",
+    "tessera.worker.decoding",
+    "tessera_corpus.pdf",
+    "tessera_corpus.sources.parquet",
     "tessera.engine.torch.text",
     "tessera.engine.torch.vision",
 )
@@ -79,6 +84,8 @@ def main() -> NoReturn:
         importlib.import_module(name)
     # Whoever opens a checkpoint asks all of them for it: 120 modules, 0.15 s of processor time each time.
     importlib.import_module("tessera.models").families()
+    # Each decoder does: 50 modules of Pillow.
+    importlib.import_module("tessera.imaging").load_codecs()
     # Its variables are those of each fork.
     assert "huggingface_hub" not in sys.modules
     gc.collect()

@@ -16,6 +16,7 @@ import pytest
 import tessera.worker
 from tessera.kernel_caches import keep_kernels
 from tessera.rpc import set_environment_defaults
+from tessera.sandbox import pool
 from tests.distribution import install
 from tests.forks.popen import ROOT, Forked
 from tests.forks.program import differs, imported_with
@@ -80,6 +81,10 @@ def test_what_the_package_sets_in_this_process_keeps_nothing_from_a_fork(tmp_pat
         set_environment_defaults()
         assert differs(dict(os.environ)) is None
         assert differs({**os.environ, "OMP_WAIT_POLICY": "active"}) == "OMP_WAIT_POLICY"
+        # Confined processes, whose memory is allocated otherwise for its speed.
+        assert differs({**os.environ, **pool._ENVIRONMENT}) is None
+        for name in ("MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
+            assert differs({**os.environ, **pool._ENVIRONMENT, name: "1"}) == name
 
 
 def test_what_a_fork_would_not_heed_is_executed(tmp_path: Path) -> None:

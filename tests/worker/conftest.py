@@ -38,7 +38,7 @@ from tests.rpc.conftest import deployment, store
 __all__ = ["deployment", "store"]
 
 WAIT = 20.0
-TILE_ROWS = 256
+TILE_ROWS = 64
 
 
 _FULL: dict[str, Spec] = {

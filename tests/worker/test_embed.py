@@ -308,7 +308,9 @@ async def test_plans_of_the_same_bytes_share_neither_rows_nor_flights(
     await until(lambda: len(embedder.rows.calls) == 4)
     embedder.rows.open.set()
     assert [(await call).failures for call in calls] == [{}] * 4
-    assert [(await embedder(item)).cached_tokens for item in items] == [(256,), (512,), (256,), (256,)]
+    assert [(await embedder(item)).cached_tokens for item in items] == [
+        (units * TILE_ROWS,) for units in (1, 2, 1, 1)
+    ]
     assert len(embedder.rows.calls) == 4
 
 
@@ -333,7 +335,7 @@ async def test_positions_are_the_familys_from_tokens_and_plans(make: MakeEmbedde
     reply = await embedder(text(5, 6), item)
     assert reply.failures == {}
     assert seen == [(2, ()), (len(prompt.tokens), plans)]
-    assert embedder.vectors(reply)[:, 2:4].tolist() == [[0, 0 + 1 + 2], [2.0 * 256 + 3 * 5, 2 + 3 + 4]]
+    assert embedder.vectors(reply)[:, 2:4].tolist() == [[0, 0 + 1 + 2], [2.0 * TILE_ROWS + 3 * 5, 2 + 3 + 4]]
 
 
 async def test_a_plan_that_the_family_cannot_place_fails_its_item_before_anything_is_encoded(

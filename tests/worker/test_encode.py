@@ -121,7 +121,7 @@ async def test_a_reader_that_goes_before_its_rows_are_there_gets_no_lease(model:
 
 async def test_an_image_of_another_size_than_announced_names_both(encoder: Encoder) -> None:
     with pytest.raises(
-        InvalidInput, match="became 1 units and 256 rows, but its prompt was built for 3 units"
+        InvalidInput, match=f"became 1 units and {TILE_ROWS} rows, but its prompt was built for 3 units"
     ) as caught:
         await encoder.service.handle(encode_request(picture(1, units=3, param="input[4]")))
     assert caught.value.param == "input[4]"
@@ -135,7 +135,9 @@ async def test_an_image_of_another_grid_than_announced_names_both(encoder: Encod
     assert empty(encoder)
 
 
-@pytest.mark.parametrize(("units", "rows"), [(0, 256), (-1, 256), (8, 2048), (1, 0), (1, 1 << 40)])
+@pytest.mark.parametrize(
+    ("units", "rows"), [(0, TILE_ROWS), (-1, TILE_ROWS), (8, 8 * TILE_ROWS), (1, 0), (1, 1 << 40)]
+)
 async def test_a_plan_that_no_image_has_is_refused_before_it_is_decoded(
     encoder: Encoder, units: int, rows: int
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, Deployment
 from tests.e2e.faults.test_processes import WAIT, until, whole
-from tests.e2e.faults.traffic import Known, picture, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, launch
 
@@ -55,7 +55,7 @@ async def test_clients_that_hang_up_at_every_stage_leave_nothing(
         return service.frontend_metric("tessera_disconnects_total") > before and dropped() > unseen
 
     async with (
-        traffic(deployment.urls, known, concurrency=3) as running,
+        traffic(deployment.urls, known, concurrency=3, pause=PAUSE) as running,
         httpx.AsyncClient(timeout=60) as client,
     ):
         deadline = time.monotonic() + WAIT
@@ -67,7 +67,7 @@ async def test_clients_that_hang_up_at_every_stage_leave_nothing(
             answer = await client.post(f"{url}/v1/embeddings", json={"model": MODEL, "input": new})
             assert answer.status_code == 200, answer.text
             takes = time.monotonic() - started
-            for _ in range(5):
+            for _ in range(2):
                 images = request([parts(None, picture(next(seeds), 200)) for _ in range(24)])
                 await asyncio.gather(
                     *(hang_up(url, stage, 0.05) for stage in stages),
@@ -89,7 +89,10 @@ async def test_poison_in_every_batch_fails_its_own_requests(
     deployment: Deployment, known: list[Known]
 ) -> None:
     await whole(deployment)
-    async with traffic(deployment.urls, known) as running, httpx.AsyncClient(timeout=60) as client:
+    async with (
+        traffic(deployment.urls, known, pause=PAUSE) as running,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         # The header is right, so that only the encode worker finds out.
         broken = [picture(12_000 + number, 200)[:4000] for number in range(40)]
         answers = await asyncio.gather(
@@ -133,7 +136,7 @@ async def test_a_key_that_floods_leaves_room_for_another(checkpoint: Path, tmp_p
             tasks = [asyncio.create_task(ask(client, "greedy")) for _ in range(60)]
             await until(lambda: 429 in statuses["greedy"])
             tasks += [asyncio.create_task(ask(client, "modest")) for _ in range(2)]
-            await asyncio.sleep(6.0)
+            await asyncio.sleep(3.0)
             stop.set()
             await asyncio.gather(*tasks)
     print({name: (len(found), found.count(429)) for name, found in statuses.items()})

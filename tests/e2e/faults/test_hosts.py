@@ -157,7 +157,7 @@ async def test_a_slow_network_that_loses_packets_costs_time_alone(hosts: Hosts, 
         weather = hosts.network.between(one, other)
         weather.delay, weather.loss = 0.03, 0.01
     try:
-        async with traffic([hosts.url], known, concurrency=4) as running:
+        async with traffic([hosts.url], known, concurrency=4, pause=0.05) as running:
             await asyncio.sleep(5.0)
     finally:
         hosts.network.calm()

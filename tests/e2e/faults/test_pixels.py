@@ -17,7 +17,7 @@ from tritonclient.grpc import InferInput
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, Deployment
 from tests.e2e.faults.test_processes import named, replaced, until, whole, whole_again
-from tests.e2e.faults.traffic import Traffic, picture, sending
+from tests.e2e.faults.traffic import PAUSE, Traffic, picture, sending
 from tests.e2e.service import Service
 from tests.e2e.test_pixels import Row, batch, row
 from tests.references.llama_nemotron_vl import Reference
@@ -93,7 +93,7 @@ async def test_workers_that_are_killed_with_pixels_under_way_are_not_noticed(
         vectors = np.array(alone)
         # Another row's vector would be seen.
         assert min(np.abs(vectors[0, 0] - other).max() for other in vectors[0, 1:]) > 100 * SAME
-        traffic = Pixels(deployment.urls, 0.0, door=door, known=Known(rows, vectors))
+        traffic = Pixels(deployment.urls, PAUSE, door=door, known=Known(rows, vectors))
         async with sending(traffic) as running:
             await until(lambda: len(running.answered) > 6)
             first = time.monotonic()

@@ -1,6 +1,6 @@
 """Mixed traffic with churn for a long time: every vector is right, and what lives on does not grow.
 
-Three minutes by default; ``TESSERA_SOAK_SECONDS`` makes it longer (the promise is for half an hour).
+A minute and a half by default; ``TESSERA_SOAK_SECONDS`` makes it longer (the promise is for half an hour).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.e2e.service import MODEL, Service
 from tests.signals import signal_process
 from tests.waiting import until
 
-SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
+SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "96"))
 
-pytestmark = [pytest.mark.soak, pytest.mark.service, pytest.mark.timeout(SECONDS + 300)]
+pytestmark = [pytest.mark.soak, pytest.mark.service, pytest.mark.timeout(SECONDS + 400)]
 
 # The processes that live through it, and those that are killed and restarted, in the script's order:
 # frontends, encode workers, embed workers.
@@ -169,10 +169,10 @@ async def test_nothing_grows_and_every_vector_is_right(soaked: Deployment, known
     chance = random.Random(7)
     await whole(soaked)
     # What is allocated once is there after a while; growth is measured from then on, always at rest.
-    warm = await stir(soaked, known, SECONDS / 8, chance)
+    warm = await stir(soaked, known, SECONDS / 6, chance)
     await whole(soaked)
     then = await asyncio.to_thread(sample, soaked.service)
-    stirred = await stir(soaked, known, SECONDS * 3 / 8, chance)
+    stirred = await stir(soaked, known, SECONDS / 3, chance)
     await whole(soaked)
 
     async def as_before() -> Sample | None:
@@ -186,4 +186,4 @@ async def test_nothing_grows_and_every_vector_is_right(soaked: Deployment, known
     for name, before, after in zip(NAMES, then.sizes, now.sizes, strict=True):
         print(f"{name}: {before} -> {after}")
     print(f"NIXL registrations {then.registrations} -> {now.registrations}, peers {now.peers}")
-    assert warm.faults + stirred.faults >= 2 and stirred.vectors > 100
+    assert warm.faults + stirred.faults >= 2 and stirred.vectors > 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from operator import attrgetter
 from typing import Final
 
@@ -75,7 +76,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         return failure_response(failure, exchange.error_shape or error_shapes.get(path, openai_error))
 
     routes = [route for _, route in of_apis]
-    routes += docs.routes(openapi((api.name, route) for api, route in of_apis))
+    routes += docs.routes(cache(lambda: openapi((api.name, route) for api, route in of_apis)))
     if try_page:
         routes += page.routes(try_page)
     guarded = RequestMiddleware(
