@@ -217,6 +217,8 @@ def _open(top: Path, parts: tuple[str, ...]) -> int:
 
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
+# Of a request's images that are looked at on the event loop: 256 together, of 55 MB, took it 113 ms.
+_LOOP_BYTES = 4 << 20
 
 _THREADS = 8
 
@@ -313,7 +315,9 @@ class MediaLoader:
             picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        return await self._aside(examine, deadline, budget.client) if size >= _THREAD_BYTES else examine()
+        if size < _THREAD_BYTES and budget.taken <= _LOOP_BYTES:
+            return examine()
+        return await self._aside(examine, deadline, budget.client)
 
     async def _aside(self, work: Callable[[], T], deadline: Deadline, client: str) -> T:
         async with deadline.bound():
