@@ -39,10 +39,10 @@ def post(alone: Alone, path: str, body: bytes) -> httpx.Response:
     return alone.http.post(path, content=body, headers=headers, timeout=120)
 
 
-def posted(alone: Alone, body: bytes, most_ms: float = MOST_TURN_MS) -> httpx.Response:
+def posted(alone: Alone, body: bytes, path: str = "/v1/embeddings") -> httpx.Response:
     """Post it; the event loop never stands for long meanwhile."""
-    answer = post(alone, "/v1/embeddings", body)
-    assert alone.longest_turn_ms < most_ms
+    answer = post(alone, path, body)
+    assert alone.longest_turn_ms < MOST_TURN_MS
     return answer
 
 
@@ -85,12 +85,37 @@ def test_token_ids_at_their_limits_are_read(alone: Alone) -> None:
         (b"1", "no embed worker"),
     ):
         body = b'{"input": [%s, [%s]]}' % (b",".join([row] * 8191), last)
-        # To free 4.2 million integers takes the loop 60 ms, and twice that where others use the caches.
-        answer = posted(alone, body, 3 * MOST_TURN_MS)
+        answer = posted(alone, body)
         assert expected in answer.text
     strings = b",".join([b'""'] * 600_002)
     answer = post(alone, "/v1/embeddings", LISTS["/v1/embeddings"] % strings)
-    assert answer.status_code == 400 and "600000 values outside lists of numbers" in answer.text
+    assert answer.status_code == 400 and "600000 values outside long lists of numbers" in answer.text
+
+
+def test_tokens_are_written_beside_the_event_loop(alone: Alone) -> None:
+    """As many as a body may have, and as many as texts of a megabyte have in TEI's form."""
+    ids = b"[%s]" % b",".join([b"2025"] * 512)
+    answer = posted(alone, b'{"input": [%s]}' % b",".join([ids] * 8192), "/tokenize").json()
+    assert answer["count"] == 8192 * 512 and answer["data"][8191] == {
+        "index": 8191,
+        "count": 512,
+        "tokens": [2025] * 512,
+    }
+    texts = b",".join([b'"%s"' % (b"word " * 25)] * 8192)
+    tokens = posted(alone, b'{"inputs": [%s]}' % texts, "/tokenize").json()
+    assert len(tokens) == 8192 and tokens[8191] == tokens[0]
+    assert "".join(token["text"] for token in tokens[0][1:]) == "word " * 25
+
+
+def test_tokens_of_a_text_are_bounded(alone: Alone) -> None:
+    """By the characters that a thread may be at, and by the bytes of an answer."""
+    answer = post(alone, "/tokenize", b'{"inputs": ["a", "%s"]}' % (b"word " * 52_429))
+    assert answer.status_code == 422 and "inputs[1]: expected at most 262144 characters" in answer.text
+
+
+def test_many_words_that_look_like_images_are_no_work_in_proportion_to_their_square(alone: Alone) -> None:
+    answer = post(alone, "/v1/embeddings", b'{"input": ["%s"]}' % (b"data:image/,a " * 280_000))
+    assert answer.status_code == 400 and "16 images in one input, found 280000" in answer.text
 
 
 @pytest.mark.parametrize("path", ["repository/index", "systemsharedmemory/region/a/register"])
@@ -105,3 +130,17 @@ def test_a_string_that_is_no_text_is_named_by_every_form(alone: Alone) -> None:
             answer = post(alone, path, body % (b'"ok", ' + fault))
             assert answer.status_code in (400, 422)
             assert "[1]: a string that is no text" in answer.text, (path, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "expected"),
+    [
+        (b'{"input": "a", "model": "%s"}' % (b"x" * 50_000_000), 404, "is not served here"),
+        (b"\xff" * 50_000_000, 400, "the body is not valid JSON"),
+        (b'{"input": "a", "x": %s}' % (b"\xff" * 50_000_000), 400, "the body is not valid JSON"),
+    ],
+    ids=["model", "garbage", "garbage inside"],
+)
+def test_one_long_thing_is_refused_at_once(alone: Alone, body: bytes, status: int, expected: str) -> None:
+    answer = posted(alone, body)
+    assert answer.status_code == status and expected in answer.text and len(answer.text) < 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ from tessera.models.base import (
     VisionModule,
 )
 
-Parts = tuple[str | bytes, ...]
-"""Texts and encoded images."""
+Parts = tuple[str | bytes | tuple[int, ...], ...]
+"""Texts, encoded images, or token ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +86,15 @@ def prompt(model: Model, given: Given | Pair, pixels: dict[bytes, Pixels]) -> Pr
     return made
 
 
+def with_ids(parts: Sequence[Any]) -> tuple[Any, ...]:
+    """Parts in which token ids are written as a tuple or a list, as a content has them."""
+    return tuple(np.array(part, np.int64) if isinstance(part, tuple | list) else part for part in parts)
+
+
 def content_of(given: Given, pixels: dict[bytes, Pixels]) -> Content:
+    parts = [pixels[part].plan if isinstance(part, bytes) else part for part in given.parts]
     return Content(
-        parts=tuple(pixels[part].plan if isinstance(part, bytes) else part for part in given.parts),
+        parts=with_ids(parts),
         role=given.role,
         instruction=given.instruction,
     )

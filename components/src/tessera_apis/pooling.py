@@ -51,7 +51,7 @@ from tessera.frontend.api.schema import (
     nullable,
     object_of,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
+from tessera.frontend.api.values import Json, JsonObject, clip, expected, json_object, reject_unknown
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.service import TASKS, ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
@@ -131,7 +131,7 @@ def _asked(value: Json, served: Served) -> tuple[tuple[str, ...], Output]:
     if not isinstance(value, str):
         raise expected("task", does, value)
     if value not in names:
-        raise InvalidInput.at("task", f"{served.model!r} does {does}, and not {value!r}")
+        raise InvalidInput.at("task", f"{served.model!r} does {does}, and not {clip(value)!r}")
     return names[value], served.asked(names[value])[0]
 
 

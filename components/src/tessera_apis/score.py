@@ -16,7 +16,7 @@ from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import WHOLE, answer_of, list_of, object_of
-from tessera.frontend.api.values import Json
+from tessera.frontend.api.values import Json, is_list
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
@@ -84,7 +84,7 @@ def parse_score(value: Json, served: Served) -> TranslatedScores:
         )
     builder = query_builder(body.instruction, limits)
     queries = tuple(
-        read_item(query, f"{one}[{index}]" if isinstance(first, list) else one, builder)
+        read_item(query, f"{one}[{index}]" if is_list(first) else one, builder)
         for index, query in enumerate(asked)
     )
     documents = read_documents(given, other, limits)

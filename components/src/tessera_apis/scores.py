@@ -111,7 +111,7 @@ def document_builder(limits: RequestLimits) -> InputBuilder:
     return InputBuilder(role=Role.PASSAGE, limits=limits)
 
 
-def document_list(value: Json, name: str, limits: RequestLimits) -> list[Json]:
+def document_list(value: Json, name: str, limits: RequestLimits) -> Sequence[Json]:
     """Return the documents as the client sent them; one alone need not be in a list."""
     return [value] if isinstance(value, str | dict) else non_empty_list(value, name, most=limits.documents)
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
+import orjson
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -57,7 +58,7 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, plain_list, string
+from tessera.frontend.api.values import Json, JsonObject, expected, is_list, plain_list, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -161,7 +162,7 @@ def parse_tei(body: TeiEmbedAllRequest, limits: RequestLimits) -> EmbeddingsRequ
     if body.prompt_name is not None:
         builder = builder.named(body.prompt_name)
     given = _given(body.inputs, limits)
-    if isinstance(given, list) and isinstance(given[0], str | list):
+    if is_list(given) and _is_one(given[0]):
         inputs = tuple(_read(entry, f"inputs[{index}]", builder) for index, entry in enumerate(given))
     else:
         inputs = (_read(given, "inputs", builder),)
@@ -174,11 +175,16 @@ def parse_tei(body: TeiEmbedAllRequest, limits: RequestLimits) -> EmbeddingsRequ
     )
 
 
+def _is_one(value: Json) -> bool:
+    """Whether it is one input of several: a text, or token ids."""
+    return isinstance(value, str) or is_list(value)
+
+
 def _given(given: Json, limits: RequestLimits) -> Json:
     """TEI tells an empty batch and one that is too large from other malformed requests."""
     if given == []:
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
-    if isinstance(given, list) and isinstance(given[0], str | list) and len(given) > limits.inputs:
+    if is_list(given) and _is_one(given[0]) and len(given) > limits.inputs:
         raise PayloadTooLarge(
             f"batch size {len(given)} > maximum allowed batch size {limits.inputs}", param="inputs"
         )
@@ -199,10 +205,10 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     body = TOKENIZE.read(value)
     builder = InputBuilder.of(body.instruction, body.prompt_name, limits)
     given = _given(body.inputs, limits)
-    values = given if isinstance(given, list) else [given]
+    values = given if is_list(given) else [given]
     # What is no batch fails at its first item.
     values = values[: limits.inputs]
-    paths = [f"inputs[{index}]" if isinstance(given, list) else "inputs" for index in range(len(values))]
+    paths = [f"inputs[{index}]" if is_list(given) else "inputs" for index in range(len(values))]
     texts = tuple(
         (builder.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
     )
@@ -214,21 +220,28 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     )
 
 
-def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:
-    return [
-        [
-            {
-                "id": piece.token,
-                "text": piece.text,
-                "special": piece.start is None,
-                "start": piece.start,
-                "stop": piece.stop,
-            }
-            for piece in pieces
-            if special or piece.start is not None
-        ]
-        for pieces in texts
-    ]
+# Of JSON that is written at once.
+_PIECES: Final = 4096
+
+
+def write_tokens(pieces: Sequence[Piece], *, special: bool) -> bytes:
+    """Write the tokens of a text as JSON, some at a time: a writer keeps the interpreter until its end."""
+    wanted = [piece for piece in pieces if special or piece.start is not None]
+    written = (
+        orjson.dumps(list(map(_token, wanted[first : first + _PIECES])))[1:-1]
+        for first in range(0, len(wanted), _PIECES)
+    )
+    return b"[%b]" % b",".join(written)
+
+
+def _token(piece: Piece) -> dict[str, Json]:
+    return {
+        "id": piece.token,
+        "text": piece.text,
+        "special": piece.start is None,
+        "start": piece.start,
+        "stop": piece.stop,
+    }
 
 
 def write_tei(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
@@ -242,7 +255,7 @@ def write_tei(request: EmbeddingsRequest, served: Served, result: Result) -> Res
 def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     if isinstance(value, str):
         return builder.build((value,), param)
-    if isinstance(value, list) and value:
+    if is_list(value) and value:
         return read_tokens(value, param, builder)
     raise expected(param, "text or token ids", value)
 

@@ -43,7 +43,7 @@ from tessera.frontend.api.schema import (
     list_of,
     object_of,
 )
-from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
+from tessera.frontend.api.values import Json, JsonObject, is_list, non_empty_list, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import (
     EmbeddingsRequest,
@@ -217,7 +217,7 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
 
 
 def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> list[Input]:
-    if isinstance(value, list) and len(value) > most:
+    if is_list(value) and len(value) > most:
         raise _too_many(param, builder.limits)
     paths = [
         (chunk, f"{param}[{place}]") for place, chunk in enumerate(non_empty_list(value, param, most=most))

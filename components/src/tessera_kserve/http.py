@@ -6,7 +6,7 @@ for what it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -182,7 +182,7 @@ def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
     return value
 
 
-def _input(value: Json, param: str) -> tuple[str, str, list[Json], dict[str, Parameter], Json]:
+def _input(value: Json, param: str) -> tuple[str, str, Sequence[Json], dict[str, Parameter], Json]:
     known = ("name", "shape", "datatype", "parameters", "data")
     given = known_object(value, param, "an object", known)
     name = filled_string(given.get("name"), f"{param}.name")

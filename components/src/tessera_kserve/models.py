@@ -250,7 +250,7 @@ def _rows(model: Model, call: Call) -> tuple[int, list[int], tuple[Input, ...]]:
     filled = [index for index, row in enumerate(rows) if len(row)]
     inputs = tuple(
         Input.of(
-            parts=(tuple(rows[index].tolist()), *_tiles_of(model, rows[index], pixels, index)),
+            parts=(rows[index], *_tiles_of(model, rows[index], pixels, index)),
             role=Role.NONE,
             param=f"input_ids[{index}]",
         )
@@ -325,7 +325,7 @@ def _vit(name: str, served: ServedModel) -> Offer:
         rows = pixels.shape[0]
         several = pixels.values.ndim > len(vision.unit_shape) + 1
         shape = (rows, vision.rows(pixels.shape[1] if several else 1), vision.row_width)
-        placeholders = (image_token,) * shape[1]
+        placeholders = np.full(shape[1], image_token)
         inputs = tuple(
             Input.of(
                 parts=(

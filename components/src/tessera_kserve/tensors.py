@@ -41,6 +41,8 @@ _RAW_ONLY: Final = ("FP16", "BF16")
 _ROUNDED: Final = {"FP16": "float16", "BF16": "bfloat16"}
 _MOST_DIMENSIONS: Final = 8
 _LENGTH: Final = struct.Struct("<I")
+# As many strings as a body of JSON may have. 8 million objects would be freed in one piece: 0.1 s.
+_MOST_ELEMENTS: Final = 600_000
 # Kinds of numpy arrays that JSON's values may become, by the kind of the datatype.
 _KINDS: Final = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}
 
@@ -105,6 +107,8 @@ def of_raw(name: str, datatype: str, shape: Sequence[Json], raw: bytes | memoryv
     """A tensor out of raw contents, which it does not copy. Raises ``InvalidInput`` naming it."""
     sizes, said = check_head(name, datatype, shape), clip(name)
     if datatype == BYTES:
+        if prod(sizes) > _MOST_ELEMENTS:
+            raise InvalidInput.at(said, f"expected at most {_MOST_ELEMENTS} elements, not {prod(sizes)}")
         elements = iter(_elements(said, raw))
         found = list(islice(elements, min(prod(sizes), len(raw))))
         # Those that do not fit are counted alone.

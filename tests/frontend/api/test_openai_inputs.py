@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tessera.errors import InvalidInput
@@ -31,8 +32,8 @@ def image_part(url: str = WEB) -> dict[str, object]:
 
 def text_of(found: Input) -> object:
     """Its token ids, or its texts joined, as a family that puts images first reads them."""
-    if isinstance(found.parts[0], tuple):
-        return found.parts[0]
+    if isinstance(found.parts[0], np.ndarray):
+        return tuple(found.parts[0].tolist())
     return "".join(part for part in found.parts if isinstance(part, str))
 
 
@@ -53,7 +54,6 @@ def order(found: Input) -> list[object]:
         (f"{PNG} cat", [PNG, "cat"]),
         ({"text": "a", "image": WEB}, [WEB, "a"]),
         ({"content": [text_part("a"), image_part()]}, ["a", WEB]),
-        ([1, 2], [(1, 2)]),
     ],
 )
 def test_texts_and_images_keep_their_order(value: object, parts: list[object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 
 import orjson
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tessera.errors import InvalidInput
 from tessera.frontend.api import pieces
 from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.pieces import filled, more_outside_strings, without_lists
+from tessera.frontend.api.pieces import filled, more_outside_strings, without_numbers
 from tessera.frontend.api.values import BRACKETS, NoText, read_json
 
 
@@ -54,18 +55,63 @@ def test_strings_are_left_out_wherever_they_are_cut(value: object, piece: int, a
 def test_a_body_is_the_same_in_pieces(value: object, piece: int, at: int, fault: bytes) -> None:
     raw = json.dumps(value).encode()
     raw = raw[:at] + fault + raw[at:]
-    lists: dict[str, list[object]] = {}
+    numbers: dict[str, object] = {}
     try:
         whole = orjson.loads(raw)
     except orjson.JSONDecodeError:
         whole = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "_PIECE_BYTES", piece)
+        patch.setattr(pieces, "_LONG_LIST", 2)
         try:
-            found = filled(orjson.loads(without_lists(raw, lists)), lists)
+            found = filled(orjson.loads(without_numbers(raw, numbers)), numbers)
         except orjson.JSONDecodeError:
             found = None
-    assert found == whole
+    assert as_lists(found) == whole
+
+
+def as_lists(value: object) -> object:
+    """A parsed body with lists in place of arrays, which it has for lists of numbers alone."""
+    match value:
+        case array():
+            assert value.typecode == ("d" if any(isinstance(number, float) for number in value) else "q")
+            return value.tolist()
+        case list():
+            assert len(value) < 2 or not all(type(item) is int and abs(item) >> 63 == 0 for item in value)
+            return list(map(as_lists, value))
+        case dict():
+            return {name: as_lists(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [("7", "q"), ("-3", "q"), ("0.5", "d"), ("1e3", "d"), ("9223372036854775807", "q")],
+)
+def test_a_long_list_of_numbers_is_an_array(written: str, kind: str) -> None:
+    raw = b'{"input": [[%s], [1, 2]]}' % b", ".join([written.encode()] * 600_001)
+    numbers, few = read_json(raw)["input"]  # type: ignore[index]
+    assert numbers.typecode == kind and few == [1, 2]
+    assert numbers.tolist() == [json.loads(written)] * 600_001
+    assert numbers != few and numbers == array(kind, numbers)
+
+
+@pytest.mark.parametrize("odd", ["true", "null", "18446744073709551615", '"a"', "[1]"])
+def test_a_long_list_of_other_values_counts_as_such(odd: str) -> None:
+    raw = b"[[%s], %s]" % (b", ".join([b"1"] * 600_001), odd.encode())
+    assert len(read_json(raw)[0]) == 600_001  # type: ignore[index]
+    raw = b"[[%s, %s]]" % (odd.encode(), b", ".join([b"1"] * 600_001))
+    with pytest.raises(InvalidInput, match="more than 600000 values outside long lists of numbers"):
+        read_json(raw)
+
+
+@pytest.mark.parametrize("fault", [b",", b",,1", b", 1 1", b", -", b", 01", b"1e", b", .5"])
+def test_a_fault_in_a_long_list_is_found(fault: bytes) -> None:
+    for raw in (b"[1%s%s]", b"[%s1%s]"):
+        parts = (b", 1" * 600_001, fault) if raw[1:2] == b"1" else (b"1, " * 600_001, fault)
+        with pytest.raises(InvalidInput, match="not valid JSON"):
+            read_json(raw % parts)
 
 
 def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed() -> None:

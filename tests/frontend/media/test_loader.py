@@ -23,7 +23,7 @@ from tessera.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from tessera.frontend.media import ImageLimits, LoadedImage, MediaLoader, MediaPolicy
+from tessera.frontend.media import ImageLimits, LoadedImage, MediaLoader, MediaPolicy, loader
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import decode, read_local
 from tessera.frontend.request import BARE_BASE64, ImageSource
@@ -259,3 +259,20 @@ async def test_what_is_no_image_or_too_large_is_refused() -> None:
 async def test_no_work_after_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded):
         await load(data_url(png()), seconds=-1)
+
+
+@given(
+    st.binary(min_size=1, max_size=40), st.lists(st.sampled_from(["as it is", "escaped", "behind a line"]))
+)
+def test_base64_that_is_escaped_or_wrapped_is_the_same_wherever_it_is_cut(
+    data: bytes, written: list[str]
+) -> None:
+    forms = {"escaped": lambda one: f"%{ord(one):02X}", "behind a line": lambda one: f"%0A{one}"}
+    letters = base64.b64encode(data).decode()
+    payload = "".join(
+        forms.get(written[place % len(written)] if written else "", str)(letter)
+        for place, letter in enumerate(letters)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "_PIECE_CHARACTERS", 5)
+        assert decode(f"data:image/png;base64,{payload}", param="x", max_bytes=1000) == data

@@ -22,7 +22,7 @@ from tests.models.bert.cases import WORDS
 from tests.models.bert_rerank.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import logits, prompts, tokens
-from tests.models.running import Pair
+from tests.models.running import Pair, with_ids
 from tests.references.encoder import CrossReference
 
 BAR = 1e-4
@@ -172,7 +172,7 @@ def test_the_longer_side_is_cut_as_the_tokenizer_cuts_it(written: WriteCheckpoin
 )
 def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
     model = opened(written(RERANK_TINY))
-    wrong, right = Content(parts=parts, **more), Content(parts=("a",))
+    wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
     limits = PairLimits(tokens=100)
     first, second = model.pairs(right, [wrong, right], limits=limits, query_param="query", params=["x", "y"])
     assert isinstance(first, InvalidInput) and isinstance(second, Prompt)

@@ -311,7 +311,7 @@ def test_token_ids_are_of_the_side_that_they_begin_as(written: WriteCheckpoint) 
     inputs = []
     for query in (True, False):
         ids = tuple(reference.side(TEXTS[0], query=query)[0])
-        given = Content(parts=(ids,), role=Role.PASSAGE)
+        given = Content(parts=(np.array(ids),), role=Role.PASSAGE)
         tokens = model.prompt(given, max_tokens=180, truncate=Truncate.NONE, param="input").tokens
         assert tokens.tolist() == list(ids)
         inputs.append(PackedInput(tokens=tokens, positions=model.positions(tokens, ())))

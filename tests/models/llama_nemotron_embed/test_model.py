@@ -19,6 +19,7 @@ from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options, read_config
 from tessera_tools.random_checkpoint.llama import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
+from tests.models.running import with_ids
 from tests.references.llama_nemotron_embed import LlamaReference
 
 
@@ -35,7 +36,9 @@ def model(path: Path) -> LlamaNemotronEmbed:
 def prompt(
     model: LlamaNemotronEmbed, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
 ) -> Prompt:
-    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+    return model.prompt(
+        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
+    )
 
 
 def changed(path: Path, tmp_path: Path, **changes: Any) -> Path:

@@ -31,6 +31,7 @@ from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
 from tests.models.pairing import logits, prompt, prompts
+from tests.models.running import with_ids
 from tests.references.rerank import RerankReference, text
 
 
@@ -191,7 +192,7 @@ def test_bounds_of_a_side(written: WriteCheckpoint) -> None:
 )
 def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
     model = LlamaNemotronRerank(written(TINY), Options())
-    wrong, right = Content(parts=parts, **more), Content(parts=("a",))
+    wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
     limits = PairLimits(tokens=100)
     first, second = model.pairs(right, [wrong, right], limits=limits, query_param="query", params=["x", "y"])
     assert isinstance(first, InvalidInput) and isinstance(second, Prompt)

@@ -58,6 +58,6 @@ def prompt(
 ) -> Prompt:
     per_tile = model.config.tokens_per_tile
     images = [ImagePlan(units=count, rows=count * per_tile) for count in tiles]
-    part = text if isinstance(text, str) else tuple(text)
-    content = Content(parts=(part, *images) if part or not images else tuple(images), role=role)
+    part = text if isinstance(text, str) else np.array(text, np.int64)
+    content = Content(parts=(part, *images) if len(part) or not images else tuple(images), role=role)
     return model.prompt(content, max_tokens=max_tokens, truncate=truncate, param="input[3]")

@@ -199,10 +199,6 @@ def test_token_ids_are_taken_as_they_are(model: LlamaNemotronVL) -> None:
         ([], [], "is empty"),
         ([1, -1], [], r"input\[3\]\[1\] is -1, outside the vocabulary"),
         ([1, 10**6], [], r"input\[3\]\[1\] is 1000000, outside the vocabulary"),
-        ([10**30], [], "integer token ids"),
-        ([1.5], [], "integer token ids"),
-        ([True], [], "integer token ids"),
-        ([[1], [2]], [], "flat list of integer token ids"),
         ([1], [1], r"has 0 image placeholders, and its images become \d+ rows"),
     ],
 )

@@ -24,7 +24,7 @@ from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import VL_FULL, VL_TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import WIDE
-from tests.models.running import Given, batch_of, cosines, vectors
+from tests.models.running import Given, batch_of, cosines, vectors, with_ids
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def prompt(
     model: Any, *parts: Any, limit: int = 4096, truncate: Truncate = Truncate.NONE, **more: Any
 ) -> Prompt:
     made: Prompt = model.prompt(
-        Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]"
+        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
     )
     return made
 

@@ -26,7 +26,7 @@ from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_3_embed.cases import CASES
-from tests.models.running import batch_of, cosines, vectors
+from tests.models.running import batch_of, cosines, vectors, with_ids
 from tests.references.ministral3 import Ministral3Reference
 
 
@@ -43,7 +43,9 @@ def model(path: Path) -> Nemotron3Embed:
 def prompt(
     model: Nemotron3Embed, *parts: Any, limit: int = 4096, truncate: Truncate = Truncate.NONE, **more: Any
 ) -> Prompt:
-    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+    return model.prompt(
+        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
+    )
 
 
 def changed(path: Path, tmp_path: Path, file: str = "config.json", **changes: Any) -> Path:

@@ -24,6 +24,7 @@ from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_c
 from tessera_tools.random_checkpoint.qwen3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.pictures import picture
+from tests.models.running import with_ids
 from tests.references.qwen3 import Qwen3Reference
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -42,7 +43,9 @@ def model(path: Path) -> Qwen3Embedding:
 def prompt(
     model: Qwen3Embedding, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
 ) -> Prompt:
-    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+    return model.prompt(
+        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
+    )
 
 
 def plain(path: Path, text: str) -> list[int]:

@@ -15,6 +15,7 @@ from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.qwen3_vl_embedding.model import Options, Qwen3VLEmbedding, punctuated
 from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 from tests.models.conftest import WriteCheckpoint
+from tests.models.running import with_ids
 from tests.references.qwen3 import Qwen3VLReference
 
 SMALL = ImagePlan(units=24, rows=6, grid=(1, 4, 6))
@@ -24,7 +25,9 @@ TALL = ImagePlan(units=16, rows=4, grid=(1, 8, 2))
 def prompt(
     model: Qwen3VLEmbedding, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
 ) -> Prompt:
-    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+    return model.prompt(
+        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
+    )
 
 
 def spelled(path: Path, ids: Any) -> str:

@@ -22,6 +22,7 @@ from tessera_tools.random_checkpoint.towers import (
     TowersSpec,
 )
 from tests.models.conftest import WriteCheckpoint
+from tests.models.running import with_ids
 from tests.models.two_towers.cases import TEXTS
 from tests.models.two_towers.test_parity import reference
 
@@ -36,7 +37,7 @@ MARKS = [
 
 
 def prompt(model: Model, *parts: Part, truncate: Truncate = Truncate.NONE, **of: Any) -> Prompt:
-    content = Content(parts=parts, **of)
+    content = Content(parts=with_ids(parts), **of)
     return model.prompt(content, max_tokens=model.max_tokens, truncate=truncate, param="x")
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tessera.errors import InvalidInput
 from tessera.model_names import find_name
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Role, TokenIds, Truncate
 from tessera.settings import POSITIVE, Setting
 
 ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
@@ -93,7 +93,7 @@ class PixelSource:
 
 Image = ImageSource | PixelSource
 
-Part = str | tuple[int, ...] | Image
+Part = str | TokenIds | Image
 """A part of an input: a text, token ids, or an image."""
 
 

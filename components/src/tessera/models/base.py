@@ -215,7 +215,10 @@ class Output:
         return 1
 
 
-Part = str | tuple[int, ...] | ImagePlan
+TokenIds = npt.NDArray[np.int64]
+"""A client's own token ids, ``[n]``, which no vocabulary bounds."""
+
+Part = str | TokenIds | ImagePlan
 """A part of an input: a text, token ids, or an image."""
 
 
@@ -239,6 +242,11 @@ class Content:
     @property
     def images(self) -> tuple[ImagePlan, ...]:
         return tuple(part for part in self.parts if isinstance(part, ImagePlan))
+
+    @property
+    def token_ids(self) -> TokenIds | None:
+        """Token ids among its parts, if there are any."""
+        return next((part for part in self.parts if isinstance(part, np.ndarray)), None)
 
     @property
     def texts(self) -> tuple[str, ...]:

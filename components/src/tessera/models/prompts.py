@@ -27,21 +27,6 @@ def no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
     )
 
 
-def token_ids(content: Content, *, param: str) -> Sequence[int] | None:
-    """The client's token ids, None for a content of texts and images.
-
-    Raises ``InvalidInput`` naming ``param`` for ids beside anything but images behind them.
-    """
-    ids = [part for part in content.parts if isinstance(part, tuple)]
-    if not ids:
-        return None
-    if not isinstance(content.parts[0], tuple) or len(content.parts) > 1 + len(content.images):
-        raise InvalidInput(
-            f"{param} combines token ids with other parts; they are the whole prompt", param=param
-        )
-    return ids[0]
-
-
 def refuse_instruction(content: Content, *, param: str) -> None:
     """For families that take none: raises ``InvalidInput`` naming ``param``."""
     if content.instruction is not None:
@@ -56,7 +41,7 @@ def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
     refuse_instruction(side, param=param)
     if side.images and not images:
         raise InvalidInput(f"{param} is an image; this model reads text alone", param=param)
-    if token_ids(side, param=param) is not None:
+    if side.token_ids is not None:
         raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
     if not any(side.parts):
         raise InvalidInput(f"{param} is empty: it has {lacking}", param=param)
@@ -90,15 +75,17 @@ def prompt_of_ids(
 ) -> Prompt:
     """Token ids as the client gave them; ``placeholder`` stands for a row of the images.
 
-    Raises ``InvalidInput`` naming ``param``, with the place of an id that is out of range, for another number
-    of placeholders than there are rows, and for too many ids with images among them.
+    Raises ``InvalidInput`` naming ``param`` for ids beside anything but images behind them, with the place of
+    an id that is out of range, for another number of placeholders than there are rows, and for too many ids
+    with images among them.
     """
-    values, images = token_ids(content, param=param) or (), content.images
-    if not values:
+    ids, images = content.parts[0], content.images
+    if not isinstance(ids, np.ndarray) or len(content.parts) > 1 + len(images):
+        raise InvalidInput(
+            f"{param} combines token ids with other parts; they are the whole prompt", param=param
+        )
+    if not len(ids):
         raise InvalidInput(f"{param} is empty: it has no token ids", param=param)
-    ids = np.asarray(values)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidInput(f"{param} must be text or a flat list of integer token ids", param=param)
     outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
         position = int(outside.argmax())

@@ -178,7 +178,7 @@ class TowerModel:
         max_tokens = min(max_tokens, self._role_tokens.get(content.role, max_tokens))
         if content.instruction is not None and not self.takes_instructions:
             refuse_instruction(content, param=param)
-        if any(isinstance(part, tuple) for part in content.parts):
+        if content.token_ids is not None:
             return prompt_of_ids(
                 content, self.vocab_size, self.placeholder, max_tokens, truncate=truncate, param=param
             )

@@ -403,14 +403,19 @@ class Ticket:
 
         The request has entered its model's room.
         """
-        room, answers, client = self._room, self._admission.answers, self._client
+        room, client = self._room, self._client
         assert room is not None
         room.costs.learn(self._body_bytes, tokens)
         guess, self._tokens = self._tokens, 0
         self._tokens, self._units = room.charge(client, guess, tokens, units)
-        answers.check(client, response_bytes)
-        answers.take(client, response_bytes)
-        self._response_bytes = response_bytes
+        self.take(response_bytes - self._response_bytes)
+
+    def take(self, response_bytes: int) -> None:
+        """Take more bytes of the answer; raises ``Overloaded`` when all answers have too many."""
+        answers = self._admission.answers
+        answers.check(self._client, response_bytes)
+        answers.take(self._client, response_bytes)
+        self._response_bytes += response_bytes
 
     def close(self) -> None:
         self._leave()

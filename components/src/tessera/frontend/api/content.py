@@ -35,9 +35,12 @@ Message roles such as ``user`` say nothing about retrieval, so they fall through
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.values import (
@@ -46,6 +49,7 @@ from tessera.frontend.api.values import (
     JsonObject,
     expected,
     integer,
+    is_list,
     join,
     known_object,
     reject_unknown,
@@ -54,7 +58,7 @@ from tessera.frontend.api.values import (
 from tessera.frontend.media import GRID, MAX_SIDE
 from tessera.frontend.media.loader import refuse_path
 from tessera.frontend.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
-from tessera.models.base import Role
+from tessera.models.base import Role, TokenIds
 from tessera.models.declared import NAMED_ROLES
 
 MESSAGE_ROLES: Final[dict[str, Role | None]] = {
@@ -177,7 +181,7 @@ _DETAILS = (None, "auto")
 _UUID_CHARACTERS = 256
 
 
-def read_parts(value: list[Json], param: str, builder: InputBuilder) -> list[str | ImageSource]:
+def read_parts(value: Sequence[Json], param: str, builder: InputBuilder) -> list[str | ImageSource]:
     """The texts and images of a list of parts; texts may be empty, but not all there is."""
     if not value:
         raise expected(param, "at least one content part", value)
@@ -268,7 +272,7 @@ def _grid(value: Json, param: str) -> tuple[int, int, int] | None:
     if value is None:
         return None
     sides = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(sides, list) or len(sides) != 3:
+    if not is_list(sides) or len(sides) != 3:
         raise expected(param, "a grid, [t, h, w] in patches", value)
     t, h, w = (
         integer(side, f"{param}[{index}]", low=1, high=MAX_SIDE - 1, what="a number of patches")
@@ -306,7 +310,7 @@ def is_message(value: Json) -> bool:
     return isinstance(value, dict) and ("role" in value or "content" in value)
 
 
-def read_conversation(value: list[Json], param: str, builder: InputBuilder) -> Input:
+def read_conversation(value: Sequence[Json], param: str, builder: InputBuilder) -> Input:
     first, last = 0, len(value)
     if last > 1 and _speaker(value[0]) in _INSTRUCTING:
         first = 1
@@ -385,9 +389,9 @@ def read_message(
 
 def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
     """The conversations in a body's ``messages``: one when it lists messages, several when it lists lists."""
-    if not isinstance(value, list) or not value:
+    if not is_list(value) or not value:
         raise expected(param, "a non-empty list of messages or of conversations", value)
-    if not isinstance(value[0], list):
+    if not is_list(value[0]):
         return [(value, param)]
     return [(conversation, f"{param}[{index}]") for index, conversation in enumerate(value)]
 
@@ -428,6 +432,7 @@ def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | Imag
     parts: list[str | ImageSource] = []
     texts = 0
     begin = at = 0
+    urls, spaces = _Places(value, prefixes), _Places(value, _SPACES)
 
     def add(text: str) -> None:
         nonlocal texts
@@ -435,8 +440,8 @@ def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | Imag
             parts.append(f"\n{text}" if texts else text)
             texts += 1
 
-    while (at := _first(value, prefixes, at, -1)) >= 0:
-        end = _first(value, _SPACES, at, len(value))
+    while (at := urls.first(at)) < len(value):
+        end = spaces.first(at)
         if _is_url(value, at, end):
             add(value[begin:at])
             parts.append(ImageSource(url=value[at:end], param=param))
@@ -448,10 +453,20 @@ def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | Imag
     return parts
 
 
-def _first(value: str, marks: Iterable[str], at: int, otherwise: int) -> int:
-    """Return where the first of the marks stands from ``at`` on; ``otherwise`` where none does."""
-    places = [place for mark in marks if (place := value.find(mark, at)) >= 0]
-    return min(places, default=otherwise)
+class _Places:
+    """Finds marks in a string from its beginning to its end, and looks at no piece of it twice for one."""
+
+    def __init__(self, value: str, marks: Iterable[str]) -> None:
+        self._value = value
+        self._next = dict.fromkeys(marks, -1)
+
+    def first(self, at: int) -> int:
+        """Return where the first of the marks stands from ``at`` on; the length where none does."""
+        for mark, place in self._next.items():
+            if place < at:
+                found = self._value.find(mark, at)
+                self._next[mark] = found if found >= 0 else len(self._value)
+        return min(self._next.values())
 
 
 def _is_url(value: str, at: int, end: int) -> bool:
@@ -464,22 +479,45 @@ def _is_url(value: str, at: int, end: int) -> bool:
     return 0 <= comma < end - 1
 
 
-def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
+def read_tokens(value: Sequence[Json], param: str, builder: InputBuilder) -> Input:
     """Token ids get no prefix, no instruction and no special tokens, so their role is always NONE.
 
     Ids beyond the vocabulary are found later, where the vocabulary is known.
     """
     if len(value) > builder.limits.characters:
         raise expected(param, f"at most {builder.limits.characters} token ids", value)
-    tokens = []
-    for index, token in enumerate(value):
-        # ``type(...) is`` because a JSON ``true`` is an ``int`` to ``isinstance``.
-        if type(token) is not int or not 0 <= token <= INT32:
-            what = "a token id, an integer of at least 0"
-            token = integer(token, f"{param}[{index}]", low=0, high=INT32, what=what)
-        tokens.append(token)
+    ids = _whole_numbers(value)
+    if ids is None or ids.min() < 0 or ids.max() > INT32:
+        raise _no_token_id(value, param)
     if builder.instruction is not None:
         raise InvalidInput(
             f"{param}: token ids are taken as they are, without an instruction", param="instruction"
         )
-    return Input(parts=(tuple(tokens),), role=Role.NONE, param=param, size=len(tokens))
+    return Input(parts=(ids,), role=Role.NONE, param=param, size=len(ids))
+
+
+def _whole_numbers(value: Sequence[Json]) -> TokenIds | None:
+    """Return int64 ``[n]``, None where a value is no whole number or too large."""
+    if isinstance(value, array):
+        return np.array(value) if value.typecode == "q" else None
+    # ``type`` because a JSON ``true`` is an ``int`` to ``isinstance``.
+    if set(map(type, value)) != {int}:
+        return None
+    try:
+        return np.array(value, np.int64)
+    except OverflowError:
+        return None
+
+
+def _no_token_id(value: Sequence[Json], param: str) -> InvalidInput:
+    """Return the error of the first value that is none."""
+    what = "a token id, an integer of at least 0"
+    for index, token in enumerate(value):
+        # Where one has a fraction, all of an array are floats.
+        if isinstance(value, array) and isinstance(token, float) and token.is_integer() and token >= 0:
+            continue
+        try:
+            integer(token, f"{param}[{index}]", low=0, high=INT32, what=what)
+        except InvalidInput as error:
+            return error
+    return expected(param, f"token ids, each {what}", value)

@@ -387,15 +387,7 @@ class Endpoint:
         self.check_route(exchange, kinds)
         if name is not None:
             self.models.find(name)
-        if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
-            served, task = await self._translate_aside(exchange, translate, kinds, first, name)
-        else:
-            async with self._fairness:
-                with tracing.span("parse"):
-                    parsed = self._parsed(exchange)
-                    served = self.choose(exchange, parsed, kinds, first=first, name=name)
-                    task = translate(parsed, served.served)
-        exchange.let_go()
+        served, task = await self.read(http, translate, kinds=kinds, first=first, name=name)
         call = self.call(exchange, task.request, served.served)
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
@@ -407,20 +399,31 @@ class Endpoint:
             headers |= _timings(timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
 
-    async def _translate_aside(
+    async def read(
         self,
-        exchange: Exchange,
-        translate: Callable[[Json, Served], Task[R]],
-        kinds: frozenset[OutputKind],
-        first: OutputKind | None,
-        name: str | None,
-    ) -> tuple[ServedModel, Task[R]]:
-        """Parse and translate a large body beside the event loop."""
-        with tracing.span("parse"):
-            # Millions of values take time to be freed, too.
-            parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
-            served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
-            return served, await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
+        http: Request,
+        translate: Callable[[Json, Served], T],
+        *,
+        kinds: frozenset[OutputKind] = ALL_KINDS,
+        first: OutputKind | None = None,
+        name: str | None = None,
+    ) -> tuple[ServedModel, T]:
+        """Read, parse and translate a body, a large one beside the event loop; it is gone afterwards."""
+        exchange = exchange_of(http.scope)
+        if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
+            with tracing.span("parse"):
+                # Hundreds of thousands of values take time to be freed, too.
+                parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
+                served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
+                task = await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
+        else:
+            async with self._fairness:
+                with tracing.span("parse"):
+                    body = self._parsed(exchange)
+                    served = self.choose(exchange, body, kinds, first=first, name=name)
+                    task = translate(body, served.served)
+        exchange.let_go()
+        return served, task
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import re
 import time
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -105,6 +106,7 @@ from tessera.frontend.api.values import (
     expected,
     filled_string,
     integer,
+    is_list,
     json_object,
     string,
 )
@@ -391,7 +393,7 @@ def _options(body: EmbeddingsBody) -> dict[str, Any]:
 
 
 def _modality(value: Json, most: int) -> _Modality:
-    if isinstance(value, list):
+    if is_list(value):
         _check_count(value, "modality", most)
         return tuple([_MODALITY.read(item, f"modality[{index}]") for index, item in enumerate(value)])
     read: Modality | None = None if value is None else _MODALITY.read(value, "modality")
@@ -549,7 +551,7 @@ def _request(
     return EmbeddingsRequest(inputs=inputs, model=model, **options)
 
 
-def _check_count(value: list[Json], name: str, most: int) -> None:
+def _check_count(value: Sequence[Json], name: str, most: int) -> None:
     """Raise for more than ``most`` items, before anything looks at each: 5 million took 5 s of the loop."""
     if len(value) > most:
         raise InvalidInput.at(name, f"expected at most {most} inputs, found {len(value)}")
@@ -564,14 +566,14 @@ def _units(value: Json, messages: Json, most: int) -> list[Unit]:
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             _check_count(messages, "messages", most)
         return split_messages(messages, "messages")
-    return _split(value, "input", most) if isinstance(value, list) else [(value, "input")]
+    return _split(value, "input", most) if is_list(value) else [(value, "input")]
 
 
-def _split(value: list[Json], param: str, most: int) -> list[Unit]:
+def _split(value: Sequence[Json], param: str, most: int) -> list[Unit]:
     if not value:
         raise expected(param, "at least one input", value)
     first = value[0]
-    if not isinstance(first, str | list | dict | NoText):
+    if not (is_list(first) or isinstance(first, str | dict | NoText)):
         return [(value, param)]
     objects = isinstance(first, dict)
     if objects and all(map(_is_part, value)):
@@ -584,7 +586,7 @@ def _split(value: list[Json], param: str, most: int) -> list[Unit]:
     return [(item, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
-def _stray_part(value: list[Json], param: str) -> InvalidInput:
+def _stray_part(value: Sequence[Json], param: str) -> InvalidInput:
     stray = next(index for index, item in enumerate(value) if _is_part(item))
     return InvalidInput.at(
         f"{param}[{stray}]",
@@ -617,7 +619,7 @@ def _read_or_fail(
 
 
 def _read_messages(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
-    if not (isinstance(value, list) and value):
+    if not (is_list(value) and value):
         raise expected(param, "a conversation, a non-empty list of messages", value)
     return _read(value, param, builder, modality)
 
@@ -625,7 +627,7 @@ def _read_messages(value: Json, param: str, builder: InputBuilder, modality: Mod
 def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
     if isinstance(value, str):
         entry = read_string(value, param, builder, modality)
-    elif isinstance(value, list):
+    elif is_list(value):
         entry = _read_list(value, param, builder)
     elif not isinstance(value, dict):
         raise expected(param, "text, token ids, content parts, a message or an object", value)
@@ -638,7 +640,7 @@ def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | N
     return entry if modality is None else check_modality(entry, modality)
 
 
-def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
+def _read_list(value: Sequence[Json], param: str, builder: InputBuilder) -> Input:
     if not value:
         raise expected(param, "token ids, content parts or a message", value)
     match value[0]:
@@ -646,7 +648,7 @@ def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
             return read_conversation(value, param, builder)
         case dict():
             return builder.build(read_parts(value, param, builder), param)
-        case str() | list() | None:
+        case str() | list() | array() | None:
             raise expected(f"{param}[0]", "a token id, a content part or a message", value[0])
         case _:
             return read_tokens(value, param, builder)

@@ -5,10 +5,11 @@ Lists and objects are counted before a body is parsed, and strings that are no t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, TypeGuard
 
 import orjson
 
@@ -18,8 +19,8 @@ from tessera.frontend.api.pieces import (
     filled,
     in_pieces,
     more_outside_strings,
-    without_lists,
     without_long_strings,
+    without_numbers,
 )
 
 INT32: Final = 2**31 - 1
@@ -32,15 +33,18 @@ lists take 40 ms to parse; 20 million, in 60 MB, took 4 GB and stopped a fronten
 """
 BRACKETS_AN_INPUT: Final = 24
 # Values for each list or object, at most: 512 token ids for each of 8,192 inputs, or one input of as many ids
-# as a text has characters. An id takes 50 bytes until its request is answered.
+# as a text has characters.
 _VALUES: Final = 21
-# Values that are not in lists of numbers: 600,000 strings take 60 ms to parse.
+# Values that are not in long lists of numbers: 600,000 strings take 60 ms to parse.
 _OTHER_VALUES: Final = 3
 # Larger bodies are parsed in pieces: 57 MB with accents keep the interpreter for 0.3 s.
 _WHOLE_BYTES: Final = 4 << 20
 
 Json = object
-"""A parsed JSON value: dict, list, str, int, float, bool or None."""
+"""A parsed JSON value: dict, list, str, int, float, bool or None.
+
+In large bodies a long list of numbers is an ``array``, see ``pieces``.
+"""
 
 JsonObject = dict[str, Json]
 
@@ -67,7 +71,7 @@ def summarize(value: Json) -> str:
             return _summarize_text(value)
         case int() | float():
             return clip(repr(value))
-        case list():
+        case list() | array():
             return "an empty list" if not value else f"a list of {len(value)}"
         case dict():
             return "an empty object" if not value else f"an object with {len(value)} keys"
@@ -149,9 +153,9 @@ def _read_in_pieces(raw: bytes, content_type: str, brackets: int) -> Json:
         if more_outside_strings(rest, b",", at_once):
             if more_outside_strings(rest, b",", most):
                 raise _too_many(most, "values; send fewer at a time")
-            rest = without_lists(rest, taken)
+            rest = without_numbers(rest, taken)
             if more_outside_strings(rest, b",", at_once):
-                raise _too_many(at_once, "values outside lists of numbers; send fewer at a time")
+                raise _too_many(at_once, "values outside long lists of numbers; send fewer at a time")
         value = filled(in_pieces(rest, parser), taken)
     except orjson.JSONDecodeError as error:
         raise _not_json(content_type, error.msg) from None
@@ -253,14 +257,19 @@ def known_object(value: Json, param: str, what: str, known: Collection[str]) -> 
     return value
 
 
-def plain_list(value: Json, param: str, what: str = "a list") -> list[Json]:
-    if not isinstance(value, list):
+def is_list(value: Json) -> TypeGuard[Sequence[Json]]:
+    """Whether it is a list, in whichever form."""
+    return isinstance(value, list | array)
+
+
+def plain_list(value: Json, param: str, what: str = "a list") -> Sequence[Json]:
+    if not is_list(value):
         raise expected(param, what, value)
     return value
 
 
-def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
-    if not isinstance(value, list) or not value:
+def non_empty_list(value: Json, param: str, *, most: int) -> Sequence[Json]:
+    if not is_list(value) or not value:
         raise expected(param, "a non-empty list", value)
     if len(value) > most:
         raise expected(param, f"at most {most} items", value)

@@ -104,6 +104,23 @@ def _strict(payload: str) -> bytes | None:
         return None
 
 
+# 5 million spaces among as many letters kept the interpreter for 0.6 s.
+_PIECE_CHARACTERS = 1 << 18
+
+
+def _in_pieces(work: Callable[[str], str], payload: str) -> str:
+    """Return what ``work`` makes of a payload; no piece ends within an escape."""
+    parts: list[str] = []
+    at = 0
+    while at < len(payload):
+        end = at + _PIECE_CHARACTERS
+        escape = payload.rfind("%", end - 2, end)
+        end = escape if escape > at else end
+        parts.append(work(payload[at:end]))
+        at = end
+    return "".join(parts)
+
+
 def _longest(max_bytes: int) -> int:
     """Characters of plain base64."""
     return (max_bytes + 2) // 3 * 4
@@ -115,12 +132,12 @@ def _plain(payload: str, param: str, max_bytes: int) -> str:
     if "%" in payload:
         if len(payload) > 3 * longest:
             raise _payload_too_large(param, max_bytes)
-        payload = unquote(payload, errors="replace")
+        payload = _in_pieces(partial(unquote, errors="replace"), payload)
     # A line break for every 76 characters is the usual wrapping; more is no reason to go on.
     if len(payload) > longest + longest // 8 + 64:
         raise _payload_too_large(param, max_bytes)
     if _SPACES.search(payload) is not None:
-        payload = _SPACES.sub("", payload)
+        payload = _in_pieces(partial(_SPACES.sub, ""), payload)
     if len(payload) > longest:
         raise _payload_too_large(param, max_bytes)
     if "-" in payload or "_" in payload:
@@ -217,6 +234,8 @@ def _open(top: Path, parts: tuple[str, ...]) -> int:
 
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
+# Of a request's images that are looked at on the event loop: 256 together, of 55 MB, took it 113 ms.
+_LOOP_BYTES = 4 << 20
 
 _THREADS = 8
 
@@ -313,7 +332,9 @@ class MediaLoader:
             picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        return await self._aside(examine, deadline, budget.client) if size >= _THREAD_BYTES else examine()
+        if size < _THREAD_BYTES and budget.taken <= _LOOP_BYTES:
+            return examine()
+        return await self._aside(examine, deadline, budget.client)
 
     async def _aside(self, work: Callable[[], T], deadline: Deadline, client: str) -> T:
         async with deadline.bound():

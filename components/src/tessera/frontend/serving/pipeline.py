@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +39,8 @@ from tessera.models.base import (
     ScoreActivation,
 )
 from tessera.rows import Rows
+
+T = TypeVar("T")
 
 _EPSILON: Final = 1e-12
 _PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
@@ -204,11 +206,17 @@ class Pipeline:
         if self._long_texts is not None:
             await self._long_texts.close()
 
-    async def pieces(
-        self, texts: Sequence[tuple[str, str]], call: Call, *, role: Role, instruction: str | None
-    ) -> list[Sequence[Piece]]:
-        """Return the tokens of each (text, param), as it would be embedded."""
-        return await self._prompter.pieces(texts, call, role=role, instruction=instruction)
+    def pieces(
+        self,
+        texts: Sequence[tuple[str, str]],
+        call: Call,
+        write: Callable[[Sequence[Piece]], T],
+        *,
+        role: Role,
+        instruction: str | None,
+    ) -> AsyncIterator[Sequence[T]]:
+        """Yield what ``write`` makes of the tokens of each (text, param), as it would be embedded."""
+        return self._prompter.pieces(texts, call, write, role=role, instruction=instruction)
 
     async def prepare(self, request: EmbeddingsRequest, call: Call) -> Work:
         """Read the images and build the prompts; nothing is sent to a worker.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
@@ -117,6 +117,21 @@ class _PairsWork(NamedTuple):
 _Work = _InputWork | _PairsWork
 
 
+class _TextWork(NamedTuple):
+    """A text whose tokens are wanted one by one."""
+
+    text: str
+    param: str
+
+    @property
+    def size(self) -> int:
+        return len(self.text)
+
+
+T = TypeVar("T")
+W = TypeVar("W", _InputWork | _PairsWork, _TextWork)
+
+
 class Prompter:
     """Tokenises the inputs of a request; ``max_tokens`` bounds each of them.
 
@@ -188,18 +203,32 @@ class Prompter:
         return await self._run([part for work in works for part in work.parts()], call)
 
     async def pieces(
-        self, texts: Sequence[tuple[str, str]], call: Call, *, role: Role, instruction: str | None
-    ) -> list[Sequence[Piece]]:
-        """Return the tokens of each (text, param), one by one."""
+        self,
+        texts: Sequence[tuple[str, str]],
+        call: Call,
+        write: Callable[[Sequence[Piece]], T],
+        *,
+        role: Role,
+        instruction: str | None,
+    ) -> AsyncIterator[Sequence[T]]:
+        """Yield what ``write`` makes, on a thread, of the tokens of each (text, param), some at a time.
 
-        def cut(text: str, param: str) -> Sequence[Piece]:
-            return self._model.pieces(text, role=role, instruction=instruction, param=param)
+        Raises ``InvalidInput`` for a text that is too long for a thread.
+        """
+        for text, param in texts:
+            if len(text) > _THREAD_CHARACTERS:
+                raise InvalidInput.at(
+                    param, f"expected at most {_THREAD_CHARACTERS} characters, found {len(text)}"
+                )
 
+        def cut(turn: Sequence[_TextWork]) -> list[T]:
+            pieces = partial(self._model.pieces, role=role, instruction=instruction)
+            return [write(pieces(text, param=param)) for text, param in turn]
+
+        place = self.threads.turns.place()
         async with call.deadline.bound():
-            return [
-                await self.threads.run(partial(cut, *text), call.client, size=max(1, len(text[0])))
-                for text in texts
-            ]
+            for size, turn in _turns([_TextWork(*text) for text in texts]):
+                yield await self.threads.run(partial(cut, turn), call.client, size=size, place=place)
 
     async def _run(self, works: Sequence[_Work], call: Call) -> list[Prompt | TesseraError]:
         if sum([work.size for work in works]) <= _INLINE_CHARACTERS:
@@ -238,7 +267,7 @@ class Prompter:
         return work._replace(prompt=prompt)
 
 
-def _turns(works: Sequence[_Work]) -> Iterator[tuple[int, Sequence[_Work]]]:
+def _turns(works: Sequence[W]) -> Iterator[tuple[int, Sequence[W]]]:
     """Yield what is done in one turn, with its size; what is longer than a turn is alone in it."""
     first = size = 0
     for place, work in enumerate(works):

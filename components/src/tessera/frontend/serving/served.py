@@ -91,7 +91,7 @@ def not_found(name: str, names: Sequence[str]) -> ModelNotFound:
     """The error for a name that is none of those that are served."""
     known = ", ".join(map(repr, names))
     return ModelNotFound(
-        f"the model {name!r} is not served here, {known or 'none'} {'are' if len(names) > 1 else 'is'} "
+        f"the model {name[:100]!r} is not served here, {known or 'none'} {'are' if len(names) > 1 else 'is'} "
         "(--served-model-name adds names)",
         param="model",
     )

@@ -80,7 +80,7 @@ class Clip(TiledTowers):
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """As the base. Token ids end with the first end token, where the reference pools them."""
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
-        if content.images or not any(isinstance(part, tuple) for part in content.parts):
+        if content.images or content.token_ids is None:
             return made
         ends = np.flatnonzero(made.tokens == self._last)
         if not len(ends):

@@ -166,7 +166,7 @@ class ColbertModel(EncoderModel):
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """Tokenise an input of texts, cut to its side's length, and expand a query."""
-        if any(isinstance(part, tuple) for part in content.parts):
+        if content.token_ids is not None:
             return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         side = self._side_of(content)
         if side.length <= max_tokens:

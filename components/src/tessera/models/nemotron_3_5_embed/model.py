@@ -122,7 +122,7 @@ class Nemotron35Embed(PatchedImages):
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """Marks stand among an image's placeholders; they count as tokens of the prompt, not of the image."""
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
-        if not content.images or any(isinstance(part, tuple) for part in content.parts):
+        if not content.images or content.token_ids is not None:
             return made
         tokens = laid_out(made.tokens, map(self.patched.sides, content.images), self._image_marks)
         rows = sum(image.rows for image in content.images)

@@ -92,8 +92,9 @@ class TwoTowers(TowerModel):
         if not content.images:
             return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
         # Ids that are the image's placeholder say nothing beside it.
-        said = [part for part in content.parts if part and not isinstance(part, ImagePlan)]
-        if content.instruction is not None or said not in ([], [(self.placeholder,)]):
+        said = [part for part in content.parts if not isinstance(part, ImagePlan) and len(part)]
+        repeats = len(said) == 1 and said[0] is content.token_ids and said[0].tolist() == [self.placeholder]
+        if content.instruction is not None or (said and not repeats):
             raise InvalidInput(
                 f"{param} has an image and more; {self.family} embeds a text or an image, each on its own",
                 param=param,
