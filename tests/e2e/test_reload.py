@@ -232,8 +232,8 @@ def test_a_model_is_downloaded_while_another_one_answers(
 
         hub.answer = hold
         hub.token = "hf_notToBeSeenAnywhere"
-        environment = hub.environment(tmp_path / "cache") | {"HF_TOKEN": hub.token}
-        with serve.running(environment), client(serve, "one"):
+        settings = hub.environment(tmp_path / "cache") | {"HF_TOKEN": hub.token}
+        with serve.running(settings), client(serve, "one"):
             serve.write(one, hub_model)
             serve.process.send_signal(signal.SIGHUP)
             serve.wait(lambda: REPOSITORY in serve.models())
