@@ -23,7 +23,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
 from tests.e2e.serving import Serve, client
-from tests.proc import command_line
+from tests.proc import command_line, environment
 
 pytestmark = [pytest.mark.operates, pytest.mark.xdist_group("several")]
 
