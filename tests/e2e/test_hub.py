@@ -10,7 +10,7 @@ from benchmarks.proc import children
 
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
 from tests.e2e.service import launch
-from tests.proc import command_line
+from tests.proc import command_line, environment
 
 TOKEN = "hf_notToBeSeenAnywhere"
 
@@ -20,12 +20,12 @@ def test_a_private_model_is_downloaded_and_served(checkpoint: Path, tmp_path: Pa
     log, cache = tmp_path / "log", tmp_path / "cache"
     with local_hub(files_of(checkpoint)) as hub:
         hub.token = TOKEN
-        environment = hub.environment(cache) | {
+        settings = hub.environment(cache) | {
             "HF_TOKEN": TOKEN,
             "TESSERA_MODEL_PATH": f"{REPOSITORY}@main",
             "TESSERA_SERVED_MODEL_NAME": "",
         }
-        with launch("agg.sh", checkpoint, log, workers=1, environment=environment) as service:
+        with launch("agg.sh", checkpoint, log, workers=1, environment=settings) as service:
             source = {"repository": REPOSITORY, "revision": "main", "commit": COMMIT, "cached": None}
             (card,) = httpx.get(f"{service.url}/v1/models").json()["data"]
             assert (card["id"], card["source"]) == (REPOSITORY, source)
