@@ -23,7 +23,7 @@ class ByteText:
             if isinstance(part, ImagePlan):
                 tokens += [PLACEHOLDER] * part.rows
             else:
-                tokens += part.encode() if isinstance(part, str) else part
+                tokens += part.encode() if isinstance(part, str) else part.tolist()
         if not tokens or len(tokens) > max_tokens:
             raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
         image_tokens = sum(image.rows for image in content.images)
