@@ -121,9 +121,13 @@ def test_a_fork_server_that_is_just_being_killed_is_replaced(monkeypatch: pytest
         for _ in range(10):
             (server,) = set(children(os.getpid())) - others
             os.kill(server, signal.SIGKILL)
-            while not set(children(os.getpid())) - others - {server}:
+
+            def replaced(server: int = server) -> bool:
                 # What was asked of those that end with it goes to the next ones.
                 assert attempt(pool, "read")[0] == "given 4"
+                return bool(set(children(os.getpid())) - others - {server})
+
+            wait_until(replaced)
     finally:
         pool.close()
 

@@ -45,11 +45,11 @@ build:
 VECTORS = {"vectors": ("float32", (-1, 128)), "norms": ("float32", (-1,))}
 LENGTHS = {"lengths": ("int32", (-1,))}
 TOKENS = {"input_ids": ("int32", (-1, -1)), "vision_row": ("int32", (-1, -1))}
-TILES = {"tiles": ("uint8", (-1, 3, 512, 512))}
+TILES = {"tiles": ("uint8", (-1, 3, 256, 256))}
 ROWS = {"vision_rows": ("bfloat16", (-1, 128))}
 # Inputs and outputs of each stage, and how many attentions are in it.
 EXPECTED: dict[Stage, tuple[dict[str, Any], dict[str, Any], int]] = {
-    Stage.VISION: (TILES, {"rows": ("bfloat16", (-1, 256, 128))}, 2),
+    Stage.VISION: (TILES, {"rows": ("bfloat16", (-1, 64, 128))}, 2),
     Stage.TEXT: (TOKENS | ROWS | LENGTHS, VECTORS, 2),
     Stage.FUSED: (TILES | TOKENS | LENGTHS, VECTORS, 4),
     Stage.EMBED: (TOKENS | ROWS, {"embedded": ("bfloat16", (-1, -1, 128))}, 0),

@@ -411,19 +411,30 @@ class Endpoint:
         """Read, parse and translate a body, a large one beside the event loop; it is gone afterwards."""
         exchange = exchange_of(http.scope)
         if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
-            with tracing.span("parse"):
-                # Hundreds of thousands of values take time to be freed, too.
-                parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
-                served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
-                task = await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
+            served, task = await self._translate_aside(exchange, translate, kinds, first, name)
         else:
             async with self._fairness:
                 with tracing.span("parse"):
-                    body = self._parsed(exchange)
-                    served = self.choose(exchange, body, kinds, first=first, name=name)
-                    task = translate(body, served.served)
+                    parsed = self._parsed(exchange)
+                    served = self.choose(exchange, parsed, kinds, first=first, name=name)
+                    task = translate(parsed, served.served)
         exchange.let_go()
         return served, task
+
+    async def _translate_aside(
+        self,
+        exchange: Exchange,
+        translate: Callable[[Json, Served], T],
+        kinds: frozenset[OutputKind],
+        first: OutputKind | None,
+        name: str | None,
+    ) -> tuple[ServedModel, T]:
+        """Parse and translate a large body beside the event loop."""
+        with tracing.span("parse"):
+            # Hundreds of thousands of values take time to be freed, too.
+            parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
+            served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
+            return served, await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
