@@ -86,13 +86,17 @@ def test_pooling_modes_of_both_forms_keep_their_order(
     assert declared.task == "embed"
 
 
-def test_a_pooling_has_a_width_by_either_key_and_may_leave_the_prompt_out(tmp_path: Path) -> None:
-    old = pooled(tmp_path, word_embedding_dimension=384, include_prompt=False).pooling
-    assert old is not None
-    assert (old.width, old.include_prompt) == (384, False)
-    new = pooled(tmp_path, embedding_dimension=128).pooling
-    assert new is not None
-    assert new.width == 128
+@pytest.mark.parametrize("left_out", [False, 0])
+def test_a_pooling_may_leave_the_prompt_out(tmp_path: Path, left_out: object) -> None:
+    pooling = pooled(tmp_path, word_embedding_dimension=384, include_prompt=left_out).pooling
+    assert pooling is not None and not pooling.include_prompt
+
+
+def test_what_is_no_flag_is_refused_by_file_and_key(tmp_path: Path) -> None:
+    write_modules(tmp_path, *POOLED)
+    for value, words in ((2, "must be true or false, or 1 or 0, not 2"), ("1", "must be true or false")):
+        write(tmp_path, "1_Pooling/config.json", {"pooling_mode_cls_token": value})
+        assert f"1_Pooling/config.json: pooling_mode_cls_token {words}" in refused(tmp_path)
 
 
 def test_steps_behind_pooling_keep_their_order(tmp_path: Path) -> None:
@@ -133,16 +137,14 @@ def test_the_pooling_of_logits_and_its_file(tmp_path: Path) -> None:
     write_modules(tmp_path, ("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling"))
     place = "1_SpladePooling/config.json"
     assert module_files(tmp_path) == [(place,)]
-    given = {"pooling_strategy": "sum", "activation_function": "log1p_relu", "embedding_dimension": 100}
+    given = {"pooling_strategy": "sum", "activation_function": "log1p_relu"}
     write(tmp_path, place, given)
     declared = read_declared(tmp_path)
-    assert declared.splade == Splade(
-        strategy="sum", activation="log1p_relu", width=100, file=tmp_path / place
-    )
+    assert declared.splade == Splade(strategy="sum", activation="log1p_relu")
     assert (declared.task, declared.pooling, declared.steps) == ("sparse", None, ())
     assert place in declared.files
     write(tmp_path, place, {"word_embedding_dimension": None})
-    assert read_declared(tmp_path).splade == Splade(file=tmp_path / place)
+    assert read_declared(tmp_path).splade == Splade()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +153,11 @@ def test_the_pooling_of_logits_and_its_file(tmp_path: Path) -> None:
         ("torch.nn.modules.linear.Identity", "identity"),
         ("torch.nn.modules.activation.Tanh", "tanh"),
         ("torch.nn.modules.activation.GELU", "gelu"),
+        ("torch.nn.LeakyReLU", "leaky_relu"),
+        ("transformers.activations.NewGELUActivation", "gelu_tanh"),
     ],
 )
-def test_activations_are_torchs(tmp_path: Path, dotted: str, activation: str) -> None:
+def test_activations_are_of_torch_or_transformers(tmp_path: Path, dotted: str, activation: str) -> None:
     write_modules(tmp_path, *POOLED, ("Dense", "2_Dense"))
     write(tmp_path, "1_Pooling/config.json", {})
     dense = {"in_features": 8, "out_features": 4, "activation_function": dotted}
@@ -161,8 +165,9 @@ def test_activations_are_torchs(tmp_path: Path, dotted: str, activation: str) ->
     (step,) = read_declared(tmp_path).dense
     assert step.activation == activation
     assert read_declared(tmp_path).normalize is False
-    write(tmp_path, "2_Dense/config.json", {**dense, "activation_function": "acme.Tanh"})
-    assert "2_Dense/config.json: activation_function must be one of torch.nn's" in refused(tmp_path)
+    for other in ("acme.Tanh", "torch.nn.modules.activation.PReLU", "transformers.activations.Tanh"):
+        write(tmp_path, "2_Dense/config.json", {**dense, "activation_function": other})
+        assert "2_Dense/config.json: activation_function must be one of torch.nn's" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("package", [OLD, NEW, BASE])
@@ -195,7 +200,8 @@ def test_token_vectors_have_their_steps_without_pooling(tmp_path: Path) -> None:
         ({"path": "../elsewhere"}, "[1].path must lie inside the directory"),
         ({"path": "/etc"}, "[1].path must lie inside the directory"),
         ({"path": "out"}, "[1].path must lie inside the directory, which 'out' leads out of"),
-        ({"idx": 0}, "idx must ascend"),
+        ({"name": 7}, "[1].name must be a string"),
+        ({"type": OLD + "Transformer"}, "[1].type is Transformer; the first module must be a Transformer"),
     ],
 )
 def test_what_is_no_module_of_ours_is_refused_by_file_and_key(
@@ -215,8 +221,40 @@ def test_modules_that_are_no_list_and_files_that_are_missing_are_refused(tmp_pat
     assert "modules.json: must hold a JSON list" in refused(tmp_path)
     write_modules(tmp_path, *POOLED)
     assert "1_Pooling/config.json: there is no such file" in refused(tmp_path)
+    write_modules(tmp_path, ("Transformer", "all/0_Transformer"), ("Pooling", "1_Pooling"))
+    assert "[0].path is 'all/0_Transformer', which is not just below the directory" in refused(tmp_path)
+
+
+def test_a_transformer_in_a_folder_has_its_files_there(tmp_path: Path) -> None:
     write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Pooling", "1_Pooling"))
-    assert "[0].path is '0_Transformer'; the weights must be in the directory itself" in refused(tmp_path)
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "cls"})
+    write(tmp_path, "config.json", {"is_causal": True})
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 8})
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": {"query": "Q: "}})
+    folder = tmp_path / "0_Transformer"
+    write(folder, "config.json", {"is_causal": False})
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 16})
+    declared = read_declared(tmp_path)
+    assert (declared.directory, declared.transformer) == (tmp_path, folder)
+    assert (declared.max_tokens, declared.causal, declared.query_prompt) == (16, False, "Q: ")
+    assert declared.files == (
+        "../1_Pooling/config.json",
+        "../config_sentence_transformers.json",
+        "../modules.json",
+        "sentence_bert_config.json",
+    )
+    assert module_files(tmp_path) == [("1_Pooling/config.json",)]
+    assert read_declared(folder) == declared
+    # Another folder of it is none of its own.
+    assert read_declared(tmp_path / "1_Pooling") == Declared(directory=tmp_path / "1_Pooling")
+
+
+@pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
+def test_a_step_of_other_features_is_refused(tmp_path: Path, key: str) -> None:
+    write_modules(tmp_path, *POOLED, ("Dense", "2_Dense"))
+    write(tmp_path, "1_Pooling/config.json", {})
+    write(tmp_path, "2_Dense/config.json", {"in_features": 8, "out_features": 4, key: "other"})
+    assert f"2_Dense/config.json: {key} must be one of ['sentence_embedding'" in refused(tmp_path)
 
 
 def test_the_longest_input_is_explicit_or_the_tokenizers(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.colbert import TINY as COLBERT
 from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
-from tests.models.declaring import Module, declare, dense
+from tests.models.declaring import Module, declare, dense, nest
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -152,6 +152,40 @@ def test_the_folders_of_declared_modules_are_downloaded(tmp_path: Path) -> None:
         del hub.files[needed[3]], hub.files["2_Dense/pytorch_model.bin"]
         error = run(hub, tmp_path / "another").error
         assert f"modules.json needs {needed[3]}, which the hub does not have" in error
+
+
+@pytest.mark.service
+def test_a_transformer_in_a_folder_is_downloaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "base", TINY)
+    modules = (Module("Pooling", {"pooling_mode": "mean"}), dense(TINY.hidden, 16))
+    files = files_of(nest(declare(tmp_path / "base", tmp_path / "declared", *modules)))
+    del files["pytorch_model.bin"]
+    weights, cache = "0_Transformer/model.safetensors", tmp_path / "cache"
+    needed = {
+        "modules.json",
+        *(f"0_Transformer/{name}" for name in NEEDED if (tmp_path / "base" / name).exists()),
+        *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
+    } - {"0_Transformer/config_sentence_transformers.json"}
+    with local_hub(files | {"0_Transformer/pytorch_model.bin": b"never fetched"}) as hub:
+        said = run(hub, cache)
+        assert not said.error
+        folder = Path(said.source["directory"])
+        assert hub.sent.keys() - {"config_sentence_transformers.json"} == needed
+        assert all((folder / name).read_bytes() == files[name] for name in needed)
+        hub.forget()
+        assert run(hub, cache).source == said.source
+        assert not hub.sent
+        assert run(hub, cache, f"{REPOSITORY}@{COMMIT}").source["directory"] == str(folder)
+        for lost in (weights, "0_Transformer/tokenizer.json"):
+            (folder / lost).unlink()
+            assert run(hub, cache).source == said.source
+            assert hub.sent.keys() <= {lost}
+            hub.forget()
+        (folder / weights).unlink()
+        assert "has no whole copy" in run(hub, cache, HF_HUB_OFFLINE="1").error
+        del hub.files["0_Transformer/config.json"]
+        error = run(hub, tmp_path / "another").error
+        assert "has no 0_Transformer/config.json, so it is no checkpoint" in error
 
 
 @pytest.mark.service

@@ -84,6 +84,13 @@ def test_what_frontends_could_not_read_is_refused(tmp_path: Path, name: str, val
         model(str(tmp_path), **{name: value}).check()
 
 
+def test_a_directory_of_a_model_has_its_configuration_or_names_the_folder_of_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"there is no config\.json in it"):
+        model(str(tmp_path)).check()
+    (tmp_path / "modules.json").touch()
+    model(str(tmp_path)).check()
+
+
 @pytest.mark.parametrize(
     ("given", "same"),
     [

@@ -75,6 +75,17 @@ def declare(
     return target
 
 
+def nest(path: Path, folder: str = "0_Transformer") -> Path:
+    """Move the transformer of a checkpoint with ``modules.json`` into a folder of its own."""
+    (path / folder).mkdir()
+    for file in list(path.iterdir()):
+        if file.is_file() and file.name not in ("modules.json", "config_sentence_transformers.json"):
+            file.rename(path / folder / file.name)
+    first, *others = json.loads((path / "modules.json").read_text())
+    write(path / "modules.json", [first | {"path": folder}, *others])
+    return path
+
+
 def write(path: Path, content: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ MEAN = Module("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "mean"})
 NORMALIZE = Module("Normalize")
 
 
-def old(**modes: bool) -> Module:
+def old(**modes: int) -> Module:
     return Module(
         "Pooling",
         {
@@ -84,6 +84,13 @@ def residual(states: torch.Tensor) -> torch.Tensor:
     return torch.tanh(product(RESIDUAL, mean)) + RESIDUAL.tensors["residual.weight"] @ mean
 
 
+FLAGGED = dense(WIDTH, 16, bias=0, use_residual=1, seed=2)
+
+
+def flagged(row: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(product(FLAGGED, row)) + FLAGGED.tensors["residual.weight"] @ row
+
+
 def normed(states: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(
         states.mean(0), (WIDTH,), NORM.tensors["norm.weight"], NORM.tensors["norm.bias"]
@@ -97,6 +104,18 @@ def unit_between(states: torch.Tensor) -> torch.Tensor:
 DECLARED: dict[str, tuple[tuple[Module, ...], Finish]] = {
     "mean": ((MEAN, NORMALIZE), lambda states: states.mean(0)),
     "mean, old keys": ((old(mean_tokens=True, cls_token=False),), lambda states: states.mean(0)),
+    "mean, numbers as flags": (
+        (old(mean_tokens=1, cls_token=0), FLAGGED, NORMALIZE),
+        lambda states: flagged(states.mean(0)),
+    ),
+    "mean, of another width": (
+        (Module("Pooling", {"embedding_dimension": 64, "pooling_mode": "mean"}), TANH),
+        lambda states: torch.tanh(product(TANH, states.mean(0))),
+    ),
+    "dropout": (
+        (MEAN, Module("Dropout", {"dropout": 0.5}), TANH),
+        lambda states: torch.tanh(product(TANH, states.mean(0))),
+    ),
     "cls": ((old(cls_token=True), NORMALIZE), lambda states: states[0]),
     "last": (
         (Module("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "lasttoken"}),),
@@ -369,7 +388,6 @@ def test_the_fingerprint_knows_what_is_declared(base: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("modules", "files", "complaint"),
     [
-        ((Module("Pooling", {"embedding_dimension": 64}),), {}, "embedding_dimension is 64, and tokens have"),
         ((MEAN, dense(64, 16)), {}, "2_Dense/config.json: in_features is 64, and the row has 128"),
         ((MEAN, layer_norm(64)), {}, "2_LayerNorm/config.json: dimension is 64, and the row has 128"),
         (

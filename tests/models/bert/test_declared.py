@@ -6,6 +6,7 @@ The reference is ``sentence-transformers`` on the same directory.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,14 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tessera.engine.batch import PackedInput, pack
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Prompt, Role, Truncate, truncation_of
-from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY, TINY, EncoderSpec
+from tessera_tools.random_checkpoint.encoder import (
+    RERANK_TINY,
+    ROBERTA_RERANK_TINY,
+    ROBERTA_TINY,
+    TINY,
+    EncoderSpec,
+)
 from tests.models.conftest import WriteCheckpoint
-from tests.models.declaring import Module, declare, write
+from tests.models.declaring import Module, declare, dense, nest, write
 from tests.models.pairing import logits
 from tests.models.running import Given, Pair, cosines, vectors
 
@@ -60,7 +68,9 @@ def embedded(model: Model, role: Role = Role.NONE, truncate: Truncate = Truncate
 def check(path: Path, roles: Sequence[Role] = (Role.NONE,), truncate: Truncate = Truncate.END) -> None:
     from sentence_transformers import SentenceTransformer
 
-    reference, model = SentenceTransformer(str(path), device="cpu"), open_model(path)
+    # Which alone makes the activations of transformers.
+    reference = SentenceTransformer(str(path), device="cpu", trust_remote_code=True)
+    model = open_model(path)
     encode = {Role.NONE: "encode", Role.QUERY: "encode_query", Role.PASSAGE: "encode_document"}
     for role in roles:
         expected = getattr(reference, encode[role])(TEXTS, normalize_embeddings=True)
@@ -114,6 +124,16 @@ def test_arguments_that_change_texts_are_refused_by_key(
         open_model(path)
 
 
+def test_an_argument_that_repeats_a_setting_of_the_tokenizer_changes_nothing(
+    written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    source, same = written(TINY), {"do_lower_case": False, "strip_accents": True}
+    configured = json.loads((source / "tokenizer_config.json").read_text())
+    settings = configured | {"tokenizer_class": "BertTokenizer", **same}
+    files = {"sentence_bert_config": {"tokenizer_args": same}, "tokenizer_config": settings}
+    check(declare(source, tmp_path / "declared", POOLED, **files))
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -135,6 +155,66 @@ def test_arguments_that_make_another_model_are_refused_by_key(
     path = declare(written(TINY), tmp_path / "declared", POOLED, sentence_bert_config=changes)
     with pytest.raises(CheckpointError, match=rf"sentence_bert_config\.json: {complaint}"):
         open_model(path)
+
+
+@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
+def test_a_transformer_may_have_a_folder_of_its_own(
+    spec: EncoderSpec, written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    pooled = Module("Pooling", {"word_embedding_dimension": spec.hidden, "pooling_mode_cls_token": True})
+    flat = declare(
+        written(spec),
+        tmp_path / "flat",
+        pooled,
+        dense(spec.hidden, 48),
+        sentence_bert_config={"max_seq_length": 24},
+        config_sentence_transformers={"prompts": {"query": "the long river "}},
+    )
+    path = nest(declare(flat, tmp_path / "nested", pooled, dense(spec.hidden, 48)))
+    assert not (path / "config.json").exists()
+    check(path, list(Role))
+    model = open_model(path)
+    assert np.array_equal(embedded(model, Role.QUERY), embedded(open_model(flat), Role.QUERY))
+    assert (model.path, model.max_tokens) == (path / "0_Transformer", 24)
+    assert open_model(model.path).fingerprint == model.fingerprint
+    shutil.copytree(path, tmp_path / "linked")
+    (tmp_path / "linked" / "0_Transformer").rename(tmp_path / "linked" / "weights")
+    (tmp_path / "linked" / "0_Transformer").symlink_to("weights")
+    assert open_model(tmp_path / "linked").fingerprint == model.fingerprint
+    write(path / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
+    assert open_model(path).fingerprint != model.fingerprint
+
+
+def test_a_folder_without_a_configuration_is_refused_by_its_place(
+    written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    path = nest(declare(written(TINY), tmp_path / "nested", POOLED))
+    (path / "0_Transformer" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"0_Transformer/config\.json: there is no such file"):
+        open_model(path)
+
+
+def test_modules_come_in_the_order_of_the_list(written: WriteCheckpoint, tmp_path: Path) -> None:
+    """Whatever ``idx`` says; of one name the last counts, in the place of the first."""
+    modules = (POOLED, dense(TINY.hidden, 64), dense(64, 48, seed=1), dense(TINY.hidden, 64, seed=2))
+    path = declare(written(TINY), tmp_path / "declared", *modules)
+    entries = json.loads((path / "modules.json").read_text())
+    for place, entry in enumerate(reversed(entries)):
+        entry["idx"] = place
+    entries[4]["name"] = entries[2]["name"]
+    write(path / "modules.json", entries)
+    check(path)
+    model = open_model(path)
+    assert [step.folder.name for step in model.declared.dense] == ["4_Dense", "3_Dense"]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ["torch.nn.modules.activation.LeakyReLU", "transformers.activations.NewGELUActivation"],
+)
+def test_a_product_has_its_activation(activation: str, written: WriteCheckpoint, tmp_path: Path) -> None:
+    product = dense(TINY.hidden, 48, activation_function=activation)
+    check(declare(written(TINY), tmp_path / "declared", POOLED, product))
 
 
 LEFT = {"direction": "Left", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
@@ -320,9 +400,10 @@ def test_letters_are_as_the_configuration_of_the_tokenizer_has_them(
     check(path)
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("spec", [RERANK_TINY, ROBERTA_RERANK_TINY], ids=["bert", "xlm_roberta"])
 def test_the_default_prompt_of_pairs_stands_before_the_query(
-    spec: EncoderSpec, written: WriteCheckpoint, tmp_path: Path
+    spec: EncoderSpec, nested: bool, written: WriteCheckpoint, tmp_path: Path
 ) -> None:
     from sentence_transformers import CrossEncoder
 
@@ -336,6 +417,8 @@ def test_the_default_prompt_of_pairs_stands_before_the_query(
     path = tmp_path / "new"
     declared = json.loads((path / "config_sentence_transformers.json").read_text())
     write(path / "config_sentence_transformers.json", declared | general)
+    if nested:
+        nest(path)
     pairs = [("long", "the river under the bridge"), ("old", "a market by the temple " * 9)]
     model: Any = open_model(path)
     found = logits(
@@ -346,3 +429,28 @@ def test_the_default_prompt_of_pairs_stands_before_the_query(
     assert np.abs(scores - expected).max() <= 1e-5
     without = CrossEncoder(str(old), device="cpu").predict(pairs)
     assert np.abs(without - expected).max() > 1e-3
+
+
+def test_a_cross_encoder_whose_tokenizer_names_no_token_types_has_none(
+    written: WriteCheckpoint, tmp_path: Path
+) -> None:
+    from sentence_transformers import CrossEncoder
+
+    source = written(RERANK_TINY)
+    settings = json.loads((source / "tokenizer_config.json").read_text()) | {
+        "tokenizer_class": "BertTokenizer"
+    }
+    pairs = [("long", "the river under the bridge"), ("old", "a market by the temple " * 9)]
+    given = [Pair(query=Given(parts=(query,)), document=Given(parts=(text,))) for query, text in pairs]
+    found = {}
+    for name, inputs in (
+        ("none", ["input_ids", "attention_mask"]),
+        ("typed", ["input_ids", "token_type_ids", "attention_mask"]),
+    ):
+        configured = settings | {"model_input_names": inputs}
+        path = declare(source, tmp_path / name, tokenizer_config=configured)
+        found[name] = logits(open_model(path), given)[:, 0]
+        reference = CrossEncoder(str(path), device="cpu")
+        expected = reference.predict(pairs, activation_fn=torch.nn.Identity())
+        assert np.abs(found[name] - expected).max() <= 1e-5, name
+    assert np.abs(found["none"] - found["typed"]).max() > 1e-3

@@ -21,9 +21,10 @@ from tessera_engines.quantize.checkpoint import excludes, left_out
 from tessera_engines.quantize.inputs import Inputs
 from tessera_engines.quantize.tower import Seen, chosen, loss_of
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.encoder import M3_TINY
+from tessera_tools.random_checkpoint.encoder import M3_TINY, TINY
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY
 from tests.models.adapting import linked
+from tests.models.declaring import nest
 from tests.models.running import Given, batch_of, cosines, vectors
 
 TEXTS = ["two cats on a sofa", "the sum of the first ten primes", "a page about nothing at all", "x"]
@@ -175,6 +176,16 @@ def test_a_quantized_checkpoint_is_refused(
     with pytest.raises(SystemExit):
         run(eight, source, tmp_path / "again", "--most-loss", "1")
     assert "is quantized already" in capsys.readouterr().err
+
+
+def test_a_transformer_in_a_folder_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, TINY)
+    with pytest.raises(SystemExit):
+        run(nest(path), source, tmp_path / "out")
+    assert "a transformer in a folder of its own, 0_Transformer, is not quantized" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

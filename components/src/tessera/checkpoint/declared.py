@@ -8,8 +8,8 @@ The files are those of ``sentence-transformers``: ``modules.json`` with a folder
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, cast, get_args
 
@@ -35,7 +35,36 @@ STANFORD: Final = "HF_ColBERT"
 """The value of ``architectures`` of ColBERT's own checkpoints, beside whose weights that file is."""
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-Activation = Literal["identity", "tanh", "sigmoid", "relu", "gelu", "silu"]
+Activation = Literal[
+    "identity",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "gelu",
+    "silu",
+    "leaky_relu",
+    "elu",
+    "celu",
+    "selu",
+    "softplus",
+    "softsign",
+    "mish",
+    "relu6",
+    "rrelu",
+    "hardtanh",
+    "hardsigmoid",
+    "hardswish",
+    "logsigmoid",
+    "tanhshrink",
+    "softshrink",
+    "hardshrink",
+    "gelu_tanh",
+    "quick_gelu",
+    "relu_squared",
+    "laplace",
+    "sqrt_softplus",
+]
+"""A function of each number alone, by its name in ``torch.nn.functional``; the last five have none there."""
 Task = Literal["embed", "score", "sparse", "tokens"]
 
 # In the order in which several of them are concatenated.
@@ -47,13 +76,45 @@ _POOLING_KEYS: Final[Mapping[str, PoolingMode]] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+# Classes that are made without arguments and have no tensors.
+TORCH_ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "Identity": "identity",
     "Tanh": "tanh",
     "Sigmoid": "sigmoid",
     "ReLU": "relu",
     "GELU": "gelu",
     "SiLU": "silu",
+    "LeakyReLU": "leaky_relu",
+    "ELU": "elu",
+    "CELU": "celu",
+    "SELU": "selu",
+    "Softplus": "softplus",
+    "Softsign": "softsign",
+    "Mish": "mish",
+    "ReLU6": "relu6",
+    "RReLU": "rrelu",
+    "Hardtanh": "hardtanh",
+    "Hardsigmoid": "hardsigmoid",
+    "Hardswish": "hardswish",
+    "LogSigmoid": "logsigmoid",
+    "Tanhshrink": "tanhshrink",
+    "Softshrink": "softshrink",
+    "Hardshrink": "hardshrink",
+}
+TRANSFORMERS_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "SiLUActivation": "silu",
+    "MishActivation": "mish",
+    "LinearActivation": "identity",
+    "ReLUSquaredActivation": "relu_squared",
+    "LaplaceActivation": "laplace",
+    "SqrtSoftplusActivation": "sqrt_softplus",
 }
 _TASKS: Final[Mapping[str, Task]] = {
     "SentenceTransformer": "embed",
@@ -66,19 +127,19 @@ _SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "me
 _PACKAGE: Final = "sentence_transformers."
 _FOREIGN_DENSE: Final = "pylate.models.Dense.Dense"
 _TOKENS: Final = "token_embeddings"
+_VECTOR: Final = "sentence_embedding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
     """How tokens become a row: the rows of ``modes`` side by side, in this order.
 
-    Without ``include_prompt`` the prompt's tokens have no part in it. ``width`` is that of a token, None
-    where the file does not have it. ``file`` is for complaints.
+    Without ``include_prompt`` the prompt's tokens have no part in it. The width that the file has is not
+    read: a row is as wide as a token. ``file`` is for complaints.
     """
 
     modes: tuple[PoolingMode, ...]
     include_prompt: bool = True
-    width: int | None = None
     file: Path
 
 
@@ -86,13 +147,11 @@ class Pooling:
 class Splade:
     """How logits of tokens become weights: the largest or the sum, of one logarithm, or two (``log1p_relu``).
 
-    ``width`` is the size of the vocabulary, None where the file does not have it. ``file`` is for complaints.
+    The width that the file has is not read, as in ``Pooling``.
     """
 
     strategy: Literal["max", "sum"] = "max"
     activation: Literal["relu", "log1p_relu"] = "relu"
-    width: int | None = None
-    file: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +198,8 @@ class LogitScore:
 class Declared:
     """What the files of a checkpoint declare; None and empty where they are silent.
 
+    ``directory`` is that with ``modules.json``, and ``folder`` the one of the transformer below it, which has
+    ``config.json``, the tokenizer and the weights; empty where ``directory`` itself has them.
     ``modules`` are the types in ``modules.json`` by their last component, empty without that file.
     ``steps`` follow pooling, or change each token's row where ``of_tokens`` is true. ``max_tokens`` is the
     longest input: an explicit ``max_seq_length``, or with ``limit_of_tokenizer`` only the tokenizer's bound.
@@ -147,10 +208,11 @@ class Declared:
     ``task_key`` is the file and the key that declare the task. ``prompts`` are those of the file, by name,
     and no others. ``activation`` is of scores, by the precedence of a cross-encoder, and ``labels`` how many
     a head has. ``mask`` is the file of a ``MultiVectorMask``. ``adapter`` is PEFT's. ``files`` are all that
-    were read, and those that hold modules' weights, by their place in the directory.
+    were read, and those that hold modules' weights, by their place from ``transformer``.
     """
 
     directory: Path
+    folder: str = ""
     modules: tuple[str, ...] = ()
     pooling: Pooling | None = None
     splade: Splade | None = None
@@ -175,6 +237,11 @@ class Declared:
     mask: Path | None = None
     adapter: Adapter | None = None
     files: tuple[str, ...] = ()
+
+    @property
+    def transformer(self) -> Path:
+        """The directory of the transformer."""
+        return self.directory / self.folder
 
     @property
     def dense(self) -> tuple[Dense, ...]:
@@ -205,20 +272,22 @@ class Declared:
 
 
 def read_declared(directory: Path) -> Declared:
-    """Read the files of ``directory``, which are all optional.
+    """Read the files of ``directory``, or of a checkpoint whose transformer it has; all of them are optional.
 
     Raises ``CheckpointError`` naming file and key for a value of another type, for a module that is not
     served or from another package, for a path outside the directory, and for an adapter that is not done.
     """
+    directory = transformer_directory(directory)
+    above = _above(directory)
     config = Section.read(directory / CONFIG_FILE, optional=True)
-    general = Section.read(directory / PROMPTS_FILE, optional=True)
-    modules = _Modules(directory)
+    general = Section.read(above / PROMPTS_FILE, optional=True)
+    modules = _Modules(above)
     modules.read()
     stated = transformer_section(directory)
     # The reference reads neither this file nor prompts without modules.json. A task is one all the same.
     transformer = stated if modules.names else Section(path=stated.path, values={})
     modules.check_logits(transformer)
-    refuse_other_texts(transformer)
+    refuse_other_texts(directory, transformer)
     refuse_other_models(transformer, config)
     max_tokens, of_tokenizer = longest_input(directory, transformer)
     beside = general if modules.names else Section(path=general.path, values={})
@@ -226,7 +295,8 @@ def read_declared(directory: Path) -> Declared:
     labels = _labels(config)
     task, task_key = _task(config, general, stated, modules)
     return Declared(
-        directory=directory,
+        directory=above,
+        folder=modules.folder,
         modules=tuple(modules.names),
         pooling=modules.pooling,
         splade=modules.splade,
@@ -237,7 +307,7 @@ def read_declared(directory: Path) -> Declared:
         query_tokens=_optional(transformer, "query_length"),
         document_tokens=_optional(transformer, "document_length"),
         truncation_side=truncation_side(transformer),
-        lower_case=transformer.flag("do_lower_case", False),
+        lower_case=transformer.truth("do_lower_case", False),
         prompts=prompts,
         default_prompt=default,
         task=task,
@@ -250,7 +320,7 @@ def read_declared(directory: Path) -> Declared:
         similarity=_similarity(beside),
         mask=modules.mask,
         adapter=Adapter.read(directory),
-        files=_files(directory, modules, general),
+        files=_files(above, modules, general),
     )
 
 
@@ -262,6 +332,24 @@ def _similarity(general: Section) -> str | None:
     if name.lower() not in _SIMILARITIES:
         raise general.error("similarity_fn_name", f"must be one of {list(_SIMILARITIES)}, not {name!r}")
     return name.lower()
+
+
+def transformer_directory(directory: Path) -> Path:
+    """Return the folder below the directory that ``modules.json`` names for the transformer, else the latter.
+
+    What is wrong with the file is said by ``read_declared``.
+    """
+    with suppress(CheckpointError):
+        for name, folder, _ in _entries(directory)[:1]:
+            if name in _TRANSFORMERS and "/" not in folder:
+                return directory / folder
+    return directory
+
+
+def _above(directory: Path) -> Path:
+    """Return the directory whose ``modules.json`` names this one for the transformer, else this one."""
+    above = directory.parent
+    return above if transformer_directory(above) == directory else directory
 
 
 def module_files(directory: Path) -> list[tuple[str, ...]]:
@@ -285,6 +373,7 @@ class _Modules:
         self._directory = directory
         self.path = directory / MODULES_FILE
         self.names: list[str] = []
+        self.folder = ""
         self.folders: list[str] = []
         self.pooling: Pooling | None = None
         self.steps: list[Step] = []
@@ -297,21 +386,22 @@ class _Modules:
         for name, folder, entry in _entries(self._directory):
             if name not in _MODULES:
                 raise entry.error("type", f"is {name}, a module that is not served")
-            if name in _TRANSFORMERS and folder:
-                raise entry.error("path", f"is {folder!r}; the weights must be in the directory itself")
-            if name not in _TRANSFORMERS and not self.names:
-                raise entry.error("type", f"is {name}; the first module must be a Transformer")
-            self._module(name, Section.read(self._file(folder), optional=name in _WITHOUT_FILE), entry)
+            if (name in _TRANSFORMERS) == bool(self.names):
+                raise entry.error("type", f"is {name}; the first module must be a Transformer, and no other")
+            if name in _TRANSFORMERS:
+                if "/" in folder:
+                    raise entry.error("path", f"is {folder!r}, which is not just below the directory")
+                self.folder = folder
+            else:
+                file = self._directory / folder / CONFIG_FILE
+                self._module(name, Section.read(file, optional=name in _WITHOUT_FILE), entry)
+                self.folders.append(folder)
             self.names.append(name)
-            self.folders.append(folder)
-
-    def _file(self, folder: str) -> Path:
-        return self._directory / folder / CONFIG_FILE
 
     def _module(self, name: str, config: Section, entry: Section) -> None:
         folder = config.path.parent
         match name:
-            case "Transformer" | "MLMTransformer":
+            case "Dropout":
                 pass
             case "MultiVectorMask":
                 self.of_tokens, self.mask = True, config.path
@@ -353,7 +443,9 @@ class _Modules:
         """Add a step; one of tokens is marked so, or stands where nothing has been pooled."""
         if self.splade is not None:
             raise entry.error("type", "is a module behind SpladePooling, which is not served")
-        of_tokens = config.string("module_input_name", "") == _TOKENS or self.pooling is None
+        read = config.string("module_input_name", _VECTOR, among=(_VECTOR, _TOKENS))
+        config.string("module_output_name", read, among=(read,))
+        of_tokens = read == _TOKENS or self.pooling is None
         if of_tokens and self.pooling is not None:
             raise entry.error("type", "is a module of token vectors behind Pooling, which is not served")
         self.of_tokens = self.of_tokens or of_tokens
@@ -362,14 +454,18 @@ class _Modules:
 
 _TRANSFORMERS: Final = ("Transformer", "MLMTransformer")
 # Without parameters: their folders may be missing.
-_WITHOUT_FILE: Final = (*_TRANSFORMERS, "Normalize")
+_WITHOUT_FILE: Final = (*_TRANSFORMERS, "Normalize", "Dropout")
 _WITH_WEIGHTS: Final = ("Dense", "LayerNorm")
 _WITH_FILE: Final = ("Pooling", "SpladePooling", "LogitScore", "MultiVectorMask")
 _MODULES: Final = (*_WITHOUT_FILE, *_WITH_WEIGHTS, *_WITH_FILE)
 
 
 def _entries(directory: Path) -> list[tuple[str, str, Section]]:
-    """Return the type's last component, the folder ("" for the directory itself) and entry of each module."""
+    """Return the type's last component, the folder ("" for the directory itself) and entry of each module.
+
+    As in the reference their order is that of the list, whatever ``idx`` says, and of one ``name`` the last
+    entry counts, in the place of the first.
+    """
     path = directory / MODULES_FILE
     try:
         parsed = read_json(path)
@@ -380,10 +476,8 @@ def _entries(directory: Path) -> list[tuple[str, str, Section]]:
     if not isinstance(parsed, list) or not all(isinstance(entry, dict) for entry in parsed) or not parsed:
         raise CheckpointError(f"{path}: must hold a JSON list of modules")
     sections = [Section(path=path, prefix=f"[{place}].", values=entry) for place, entry in enumerate(parsed)]
-    order = [entry.integer("idx", place, at_least=0) for place, entry in enumerate(sections)]
-    if any(later <= earlier for earlier, later in pairwise(order)):
-        raise CheckpointError(f"{path}: idx must ascend, not be {order}", param="idx")
-    return [(_name(entry), _folder(directory, entry), entry) for entry in sections]
+    named = {entry.string("name", f"[{place}]"): entry for place, entry in enumerate(sections)}
+    return [(_name(entry), _folder(directory, entry), entry) for entry in named.values()]
 
 
 def _name(entry: Section) -> str:
@@ -408,8 +502,7 @@ def _pooling(config: Section) -> Pooling:
     """Read a pooling of either form; without a mode it is the mean."""
     return Pooling(
         modes=_pooling_modes(config) or ("mean",),
-        include_prompt=config.flag("include_prompt", True),
-        width=_pooled_width(config),
+        include_prompt=config.truth("include_prompt", True),
         file=config.path,
     )
 
@@ -422,20 +515,12 @@ def _splade(config: Section) -> Splade:
             Literal["relu", "log1p_relu"],
             config.string("activation_function", "relu", among=("relu", "log1p_relu")),
         ),
-        width=_pooled_width(config),
-        file=config.path,
     )
-
-
-def _pooled_width(config: Section) -> int | None:
-    """Read the width of what is pooled, whose key has been renamed."""
-    key = "embedding_dimension" if config.has("embedding_dimension") else "word_embedding_dimension"
-    return config.integer(key) if config.has(key) else None
 
 
 def _pooling_modes(config: Section) -> tuple[PoolingMode, ...]:
     if not config.has("pooling_mode"):
-        return tuple(mode for key, mode in _POOLING_KEYS.items() if config.flag(key, False))
+        return tuple(mode for key, mode in _POOLING_KEYS.items() if config.truth(key, False))
     written = config.values["pooling_mode"]
     names = written if isinstance(written, list) else [written]
     known = get_args(PoolingMode)
@@ -450,21 +535,30 @@ def _dense(config: Section, folder: Path) -> Dense:
         folder=folder,
         inner=config.integer("in_features"),
         width=config.integer("out_features"),
-        bias=config.flag("bias", True),
+        bias=config.truth("bias", True),
         activation=_activation(config, "activation_function") or "tanh",
-        residual=config.flag("use_residual", False),
+        residual=config.truth("use_residual", False),
     )
 
 
 def _activation(config: Section, key: str) -> Activation | None:
-    """Read the class of an activation, of torch alone; None where the key is absent."""
+    """Read the class of an activation, of torch or of transformers; None where the key is absent.
+
+    The reference makes those of transformers with ``trust_remote_code`` alone, else Tanh of them.
+    """
     if not config.has(key):
         return None
     dotted = config.string(key)
-    name = dotted.rpartition(".")[2]
-    if not dotted.startswith("torch.nn.") or name not in _ACTIVATIONS:
-        raise config.error(key, f"must be one of torch.nn's {list(_ACTIVATIONS)}, not {dotted!r}")
-    return _ACTIVATIONS[name]
+    package, _, name = dotted.rpartition(".")
+    if f"{package}.".startswith("torch.nn.") and name in TORCH_ACTIVATIONS:
+        return TORCH_ACTIVATIONS[name]
+    if package == "transformers.activations" and name in TRANSFORMERS_ACTIVATIONS:
+        return TRANSFORMERS_ACTIVATIONS[name]
+    raise config.error(
+        key,
+        f"must be one of torch.nn's {list(TORCH_ACTIVATIONS)} or of transformers.activations'"
+        f" {list(TRANSFORMERS_ACTIVATIONS)}, not {dotted!r}",
+    )
 
 
 def _score_activation(config: Section, general: Section) -> Activation | None:
@@ -527,12 +621,16 @@ def _task(
 
 
 def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, ...]:
-    """Return the files that are there and declare something, sorted."""
-    names = [MODULES_FILE, *TRANSFORMER_FILES, ADAPTER_FILE, STANFORD_FILE]
+    """Return the files that are there and declare something, from the transformer's folder, sorted."""
+    names = [MODULES_FILE]
     if modules.names or general.has("activation_fn") or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
         names.append(f"{folder}/{CONFIG_FILE}")
         weights = (f"{folder}/{name}" for name in MODULE_WEIGHTS)
         names += filter(None, [first_of(weights, lambda name: (directory / name).exists())])
-    return tuple(sorted(name for name in set(names) if (directory / name).exists()))
+    if modules.folder:
+        names = [f"../{name}" for name in names]
+    names += [*TRANSFORMER_FILES, ADAPTER_FILE, STANFORD_FILE]
+    own = directory / modules.folder
+    return tuple(sorted(name for name in set(names) if (own / name).exists()))

@@ -39,7 +39,8 @@ def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> st
     digest = blake3(revision)
     # A declaration of its own; a checkpoint without it keeps the name that it had.
     for name in (*files, *(name for name in (MODELOPT_FILE,) if (directory / name).exists())):
-        path = directory / name
+        # The folder of a transformer may be a link, and its modules are in the one above.
+        path = Path(os.path.normpath(directory / name))
         try:
             content = read_regular(path, _MOST_BYTES) if path.exists() else b""
         except OSError as error:

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from huggingface_hub.utils import get_session, validate_repo_id
 
 import tessera
 from tessera.checkpoint.adapter import ADAPTER_FILE
-from tessera.checkpoint.declared import MODULES_FILE, STANFORD_FILE, module_files
+from tessera.checkpoint.declared import MODULES_FILE, STANFORD_FILE, module_files, transformer_directory
 from tessera.checkpoint.hub_file import Malformed, OneFile, folder_of, partial_of
 from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
@@ -156,7 +156,7 @@ class _Fetch:
         ``thoroughly`` looks for every JSON file that the cache has a list of.
         """
         repository, revision = self.model.repository, self.model.revision
-        first = (CONFIG_FILE, ADAPTER_FILE)
+        first = (CONFIG_FILE, ADAPTER_FILE, MODULES_FILE)
         cached = (try_to_load_from_cache(repository, name, revision=revision) for name in first)
         found = next((path for path in cached if isinstance(path, str)), None)
         if found is None:
@@ -166,9 +166,11 @@ class _Fetch:
         if thoroughly:
             with suppress(CachedRepoTreeNotFoundError):
                 names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
+        below = _below(folder)
+        own = [name.removeprefix(below) for name in names if name.startswith(below)]
         try:
-            weights = self._weights(folder, os.listdir(folder))
-            needed = [*weights, *_descriptions(names)]
+            weights = self._weights(folder / below, os.listdir(folder / below))
+            needed = [*(below + name for name in (*weights, *_descriptions(own))), *_descriptions(names)]
             return folder if _has(folder, needed) else None
         except CheckpointError:
             return None
@@ -190,38 +192,53 @@ class _Fetch:
     def _fetched(self, commit: str) -> Path:
         folder = folder_of(self.model.repository) / "snapshots" / commit
         files = self._listed(commit)
+        described, below = self._described(files), ""
+        if CONFIG_FILE not in files and MODULES_FILE in files:
+            # Which may name a folder that has all of the transformer.
+            with _locked(self.model.repository):
+                self._download(commit, [files[MODULES_FILE]])
+            if below := _below(folder):
+                listed = self._listed(commit, below.rstrip("/"))
+                files = {name.removeprefix(below): file for name, file in listed.items()}
+                described += self._described(files)
         whole = first_of(WEIGHTS, files.__contains__)
-        alone = ADAPTER_FILE in files and whole is None
+        alone = ADAPTER_FILE in files and whole is None and not below
         if CONFIG_FILE not in files and not alone:
-            raise CheckpointError(f"{self.model}: has no {CONFIG_FILE}, so it is no checkpoint")
+            raise CheckpointError(f"{self.model}: has no {below}{CONFIG_FILE}, so it is no checkpoint")
         if not alone and whole is None:
             raise weights_lacking(self.model)
-        described = _descriptions(files)
-        large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
-        if large or len(described) > _MOST_JSON_FILES:
-            what = (
-                f"{large[0]} of {size(files[large[0]].size)}"
-                if large
-                else f"{len(described)} JSON files and templates"
-            )
-            most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
-            raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
-        if _has(folder, described, modules=False) and _has(folder, self._weights(folder, files)):
+        if _has(folder, [file.path for file in described], modules=False) and _has(
+            folder, [below + name for name in self._weights(folder / below, files)]
+        ):
             return folder
         with _locked(self.model.repository):
             # Before gigabytes: whether anybody serves it.
             self._download(commit, [files[ADAPTER_FILE if alone else CONFIG_FILE]])
             self._recognise(folder)
-            self._download(commit, [files[name] for name in described])
+            self._download(commit, described)
             # How weights are quantised may stand in a file of its own.
             self._recognise(folder)
             self._download(commit, self._of_modules(commit, folder))
-            weights = self._weights(folder, files)
+            weights = self._weights(folder / below, files)
             own = [files[name] for name in weights if name not in ADAPTER_WEIGHTS]
             self._download(commit, own, said=True)
             # Whoever has it has all, and can tell it from one that lies alone.
             self._download(commit, [files[name] for name in weights], said=True)
         return folder
+
+    def _described(self, files: Mapping[str, RepoFile]) -> list[RepoFile]:
+        """Return the files of one folder that describe a checkpoint; too many, or too large, are refused."""
+        described = [files[name] for name in _descriptions(files)]
+        large = [file for file in described if file.size > _MOST_JSON_BYTES]
+        if large or len(described) > _MOST_JSON_FILES:
+            what = (
+                f"{large[0].path} of {size(large[0].size)}"
+                if large
+                else f"{len(described)} JSON files and templates"
+            )
+            most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
+            raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
+        return described
 
     def _of_modules(self, commit: str, folder: Path) -> list[RepoFile]:
         """Return the files of the modules that ``modules.json`` names, which are in folders of their own."""
@@ -360,6 +377,12 @@ def _has(folder: Path, names: Iterable[str], *, modules: bool = True) -> bool:
     """Whether a snapshot has these files, and those of its ``modules``; raises ``CheckpointError``."""
     needed = [*((name,) for name in names), *(module_files(folder) if modules else ())]
     return all(any((folder / name).exists() for name in any_of) for any_of in needed)
+
+
+def _below(folder: Path) -> str:
+    """Return the transformer's folder below a snapshot, with a slash behind it; empty where it has none."""
+    inner = transformer_directory(folder)
+    return "" if inner == folder else f"{inner.name}/"
 
 
 def _descriptions(names: Collection[str]) -> list[str]:

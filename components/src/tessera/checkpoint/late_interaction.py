@@ -148,7 +148,7 @@ def _marked(general: Section, side: str, marker: str, length: int, prompts: Mapp
 
 
 def _read_multi_vector(declared: Declared) -> LateInteraction:
-    transformer, prompts = transformer_section(declared.directory), declared.prompts
+    transformer, prompts = transformer_section(declared.transformer), declared.prompts
     expansion, query_length = _expansion(transformer)
     if expansion is not None and declared.mask is None:
         raise transformer.error("query_expansion", "needs a MultiVectorMask among the modules")

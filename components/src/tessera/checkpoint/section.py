@@ -103,6 +103,13 @@ class Section:
         value: bool = self._value(key, default, "true or false", bool)
         return value
 
+    def truth(self, key: str, default: bool | None = None) -> bool:
+        """Return what ``flag`` does, and take 0 and 1, too, as files have it whose readers ask for truth."""
+        value: int = self._value(key, default, "true or false", bool, int)
+        if value not in (0, 1):
+            raise self.error(key, f"must be true or false, or 1 or 0, not {short(value)}")
+        return bool(value)
+
     def string(self, key: str, default: str | None = None, *, among: Sequence[str] = ()) -> str:
         value: str = self._value(key, default, "a string", str)
         if among and value not in among:

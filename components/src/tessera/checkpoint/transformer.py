@@ -90,12 +90,15 @@ def truncation_side(transformer: Section) -> Side | None:
     return next(filter(None, sides), None)
 
 
-def refuse_other_texts(transformer: Section) -> None:
+def refuse_other_texts(directory: Path, transformer: Section) -> None:
     """Raise ``CheckpointError`` for arguments of the tokenizer and of its calls that change what is read.
 
-    They are for the classes of the reference, and stand in no other file.
+    They are for the classes of the reference. One that repeats the tokenizer's own setting is none of them.
     """
-    arguments = [(section, _USUAL) for section in _sections(transformer, _TOKENIZER_KEYS)]
+    own = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True).values
+    unchanged = {key: (*usual, own.get(key)) for key, usual in _USUAL.items()}
+    arguments: list[tuple[Section, Mapping[str, tuple[object, ...]]]]
+    arguments = [(section, unchanged) for section in _sections(transformer, _TOKENIZER_KEYS)]
     arguments += [(section, _USUAL_OF_CALLS) for section in _calls(transformer)]
     for section, table in arguments:
         for key, usual in table.items():

@@ -93,7 +93,10 @@ class WantedModel:
         # Else the frontends and workers would say it, each for itself, once they have been started.
         if (
             os.path.isdir(settings.model_path)
-            and not os.path.exists(os.path.join(settings.model_path, "config.json"))
+            and not any(
+                os.path.exists(os.path.join(settings.model_path, name))
+                for name in ("config.json", "modules.json")
+            )
             and not settings.is_adapter
         ):
             raise SettingError(

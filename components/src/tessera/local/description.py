@@ -34,7 +34,7 @@ def info_of(model: Model, worker: WorkerSettings, options: VectorOptions) -> Mod
         outputs=tuple([OutputInfo(name=each.name, kind=each.kind, width=each.width) for each in found]),
         images=model.vision is not None,
         dimensions=tuple(model.dimensions),
-        checkpoint=origin(worker.model_path) or "",
+        checkpoint=origin(model.path) or "",
         activation=model.output.activation,
     )
     return info.of_width(_width_of(model, options))

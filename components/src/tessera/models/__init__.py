@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from tessera.checkpoint import source
-from tessera.checkpoint.declared import read_declared
+from tessera.checkpoint.declared import read_declared, transformer_directory
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError, ConfigError
@@ -102,9 +102,12 @@ def find(model: str, revision: str = "", *, known: Source | None = None, bar: bo
 def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
     """Open the checkpoint directory at ``path``; ``options`` are the family's own, by name.
 
+    The family gets the folder of the transformer, if ``modules.json`` names one below the directory.
+
     Raises what ``family_of`` raises, and ``ConfigError`` for an option that the family does not know.
     """
-    return family_of(path, options).open_model(Path(path).resolve(), options)
+    directory = transformer_directory(Path(path).resolve())
+    return family_of(directory, options).open_model(directory, options)
 
 
 def try_out(model: Model) -> None:
@@ -122,7 +125,7 @@ def family_of(path: str | Path, options: Mapping[str, object] = {}) -> Family:
     gigabytes of them are downloaded. Raises ``ConfigError`` when several families do: which one it is would
     be left to chance.
     """
-    directory = Path(path).resolve()
+    directory = transformer_directory(Path(path).resolve())
     family = _serving(directory, options)
     # Others read their weights themselves.
     if isinstance(family, OptionsFamily):
@@ -135,7 +138,7 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     try:
         parsed = read_json(config)
     except FileNotFoundError as error:
-        # A transformer in a folder of its own, which is refused by name.
+        # Another module may be the first, which is refused by name.
         read_declared(directory)
         raise CheckpointError(f"{config}: there is no such file, so {directory} is no checkpoint") from error
     except OSError as error:

@@ -112,7 +112,7 @@ def declared_text(
     """
     check_task(declared, kind, family=family)
     if declared.lower_case and not lower_case:
-        file = declared.directory / TRANSFORMER_FILES[0]
+        file = declared.transformer / TRANSFORMER_FILES[0]
         raise CheckpointError(f"{file}: do_lower_case is true, which family {family} does not do")
     if declared.causal is not None:
         text = replace(text, layer=replace(text.layer, causal=declared.causal))
@@ -193,10 +193,6 @@ def check_prompts(declared: Declared, prompts: Mapping[Role, str]) -> None:
 def _pooled(text: TextSpec, declared: Declared) -> TextSpec:
     pooling = declared.pooling
     assert pooling is not None
-    if pooling.width is not None and pooling.width != text.layer.hidden:
-        raise _refusal(
-            pooling.file, f"embedding_dimension is {pooling.width}, and tokens have {text.layer.hidden}"
-        )
     first, *besides = (_POOLINGS[mode] for mode in pooling.modes)
     return replace(text, pooling=first, besides=tuple(besides))
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, layer_norm, linear, relu, silu
+from torch.nn import functional
+from torch.nn.functional import gelu, layer_norm, linear, relu
 
 from tessera.checkpoint.declared import Activation, Dense, LayerNorm, Step
 
+# The others are called by their names in ``torch.nn.functional``.
 _ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "identity": lambda rows: rows,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "relu": relu,
-    "gelu": gelu,
-    "silu": silu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "quick_gelu": lambda rows: rows * torch.sigmoid(1.702 * rows),
+    "relu_squared": lambda rows: relu(rows).square(),
+    "laplace": lambda rows: 0.5 * (1 + torch.erf((rows - 0.707107) / (0.282095 * 2**0.5))),
+    "sqrt_softplus": lambda rows: functional.softplus(rows).sqrt(),
 }
 _LAYER_NORM_EPS: Final = 1e-5
 _SHORTEST: Final = 1e-12
@@ -32,7 +37,7 @@ class DenseStep(nn.Module):
         wider = step.residual and step.inner != step.width
         self.residual = nn.Linear(step.inner, step.width, bias=False) if wider else None
         self._adds_input = step.residual
-        self._activate = _ACTIVATIONS[step.activation]
+        self._activate = _ACTIVATIONS.get(step.activation) or getattr(functional, step.activation)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         bias = None if self.linear.bias is None else self.linear.bias.float()

@@ -13,6 +13,7 @@ import tessera
 from tessera.atomic_directory import atomic_directory
 from tessera.errors import ConfigError
 from tessera.models.base import Feature, Model
+from tessera.models.declared import declared_of
 from tessera.nn.layer import Stack, Tower
 from tessera_engines.calibration import Calibration
 from tessera_engines.quantize.checkpoint import parts_of, write
@@ -37,11 +38,14 @@ class Request:
 def quantize(model: Model, request: Request, progress: Callable[[str], None]) -> dict[str, QuantizedTower]:
     """Write the checkpoint, and return what was found by stage.
 
-    Raises ``ConfigError`` for a family without products in FP8, a stage that it lacks or that the source has
-    no inputs for, and a directory that exists; ``CheckpointError`` for weights that cannot be read.
+    Raises ``ConfigError`` for a family without products in FP8, a transformer in a folder of its own, a stage
+    that the family lacks or that the source has no inputs for, and a directory that exists;
+    ``CheckpointError`` for weights that cannot be read.
     """
     if Feature.FP8 not in model.features:
         raise ConfigError(f"the modules of family {model.family} have no FP8 form")
+    if below := declared_of(model).folder:
+        raise ConfigError(f"{model.path}: a transformer in a folder of its own, {below}, is not quantized")
     if request.stages == "vision" and model.vision is None:
         raise ConfigError(f"{model.family} reads text alone: it has no vision stage")
     with atomic_directory(request.out) as folder:

@@ -50,8 +50,7 @@ def _listed(served: ServedModel) -> JsonObject:
         "source": None if source is None else source.described(),
         "fingerprint": served.model.fingerprint,
         "files": [
-            {"path": name, "size_bytes": size}
-            for name, size in weight_sizes(served.settings.directory).items()
+            {"path": name, "size_bytes": size} for name, size in weight_sizes(served.model.path).items()
         ],
     }
 

@@ -150,7 +150,7 @@ def _shown(service: Service, model: ServedModel) -> Shown:
         "names": list(model.served.names),
         **described(service, model),
         "fingerprint": model.model.fingerprint,
-        "checkpoint": origin(model.settings.directory),
+        "checkpoint": origin(model.model.path),
     }
     return Shown(head=head, embed=model.workers.embed, encode=model.workers.encode)
 

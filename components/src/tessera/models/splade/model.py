@@ -63,12 +63,7 @@ class Splade(EncoderModel):
         )
         text = read_encoder(config, body_of(config), pooling="none")
         self._open(config, text, declared, options, max_tokens=options.max_tokens)
-        pooling = declared.splade or DeclaredSplade(file=path)
-        if pooling.width not in (None, text.vocab_size):
-            raise CheckpointError(
-                f"{pooling.file}: embedding_dimension is {pooling.width}, and vocab_size {text.vocab_size}",
-                param="embedding_dimension",
-            )
+        pooling = declared.splade or DeclaredSplade()
         self._tied = config.flag("tie_word_embeddings", True)
         self._head = VocabularySpec(
             vocab_size=text.vocab_size,
