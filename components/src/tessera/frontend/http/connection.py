@@ -12,6 +12,7 @@ import asyncio
 import re
 import resource
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
@@ -19,6 +20,7 @@ import httptools
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tessera.errors import RequestError
@@ -189,10 +191,48 @@ _SKIPPING_SECONDS: Final = 0.01
 # What a field of a head counts beside its name and its value, as in HTTP/2 (RFC 9113 6.5.2): 13,000 fields of
 # five bytes took the loop 30 ms, and need no key.
 _FIELD_BYTES: Final = 32
-# Requests that may come before the answers to those in front of them: 8,000 in one read took the loop 0.2 s.
-_MOST_BEHIND: Final = 64
+# What is parsed at a time, and the parts of it (fields, requests, pieces of bodies) after which others have
+# their turn. 256 KiB that come together may be 43,000 chunks of a byte, which take the loop 0.4 s.
+_PARSED_BYTES: Final = 4 << 10
+_MOST_PARTS: Final = 64
 # Connections beyond the limit that may wait until their clients have read why.
 REFUSED_AT_ONCE: Final = 64
+
+
+class Rounds:
+    """Calls functions in order, one in each round of the event loop.
+
+    What comes on many connections so keeps the others waiting no longer than what comes on one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later round."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._go_on, loop)
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        work = self._waiting.popleft()
+        if self._waiting:
+            loop.call_soon(self._go_on, loop)
+        work()
+
+
+class HeldFlow(FlowControl):
+    """Reads nothing more while it is ``held``, whoever would go on."""
+
+    held = False
+
+    def hold(self) -> None:
+        self.held = True
+        self.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +273,7 @@ class Answer(NamedTuple):
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. Whatever is wrong with a request's head is answered in OpenAI's shape, then closed."""
 
+    flow: HeldFlow
     _reader: SlowReader
 
     def __init__(
@@ -241,10 +282,16 @@ class GuardedProtocol(HttpToolsProtocol):
         limits: ConnectionLimits,
         changed: Callable[[], None] = lambda: None,
         refuse: Callable[[Scope], Answer | None] = lambda scope: None,
+        rounds: Rounds,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._rounds = rounds
+        # What came and waits for its round.
+        self._unparsed = b""
+        # Of what is being parsed.
+        self._parts = self._body_bytes = 0
         # Called when there is a connection more or less.
         self._changed = changed
         # Answers a request by its head, where it can without the application.
@@ -252,8 +299,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = limits.keep_alive_seconds  # type: ignore[assignment]
         self._in_head = True
         self._head_bytes = 0
-        # That the last read has brought.
-        self._heads = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: Failure | None = None
         # Nothing more is read.
@@ -270,6 +315,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = HeldFlow(transport)
         self._changed()
         self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
         excess = len(self.connections) - max_connections()
@@ -292,11 +338,36 @@ class GuardedProtocol(HttpToolsProtocol):
             self._departure.leave()
 
     def data_received(self, data: bytes) -> None:
+        """Parse for as long as others need not wait; the rest waits for its round, or behind other requests."""
+        if self._unparsed:
+            data, self._unparsed = self._unparsed + data, b""
+        self.flow.held = False
+        at = self._parts = self._body_bytes = 0
+        while at < len(data) and self._parts <= _MOST_PARTS and not self.pipeline:
+            self._parts = 0
+            self._parse(data[at : at + _PARSED_BYTES])
+            at += _PARSED_BYTES
+        framing = len(data) - self._body_bytes
+        # The loop would read 8 MB of extensions at once.
+        if at < len(data) or self._parts > _MOST_PARTS or framing > _SKIPPED_BYTES:
+            self._unparsed = data[at:]
+            self.flow.hold()
+            self._parse_on_later()
+
+    def _parse_on_later(self) -> None:
+        if self.flow.held and not self.pipeline:
+            self._rounds.wait(self.loop, self._parse_on)
+
+    def _parse_on(self) -> None:
+        if self.flow.held and not self.pipeline and not self.transport.is_closing():
+            self.data_received(b"")
+            self._skip_more()
+
+    def _parse(self, data: bytes) -> None:
         if self._refused:
             self._skip(data)
             return
         before = self._in_head
-        self._heads = 0
         self._coding_bytes += len(data)
         try:
             try:
@@ -373,12 +444,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if (problem := host_problem(self.headers, self.parser.get_http_version())) is not None:
             self._refusal = render_status(400, problem)
             raise ValueError(problem)
-        self._heads += 1
-        if max(self._heads, len(self.pipeline)) > _MOST_BEHIND:
-            self._refusal = render_status(
-                429, f"more than {_MOST_BEHIND} requests wait for answers on one connection", retry_after=1.0
-            )
-            raise ValueError("pipeline")
         self._disarm()
         super().on_headers_complete()
         if self._leaving:
@@ -393,6 +458,8 @@ class GuardedProtocol(HttpToolsProtocol):
         raise ValueError("CONNECT")
 
     def on_body(self, body: bytes) -> None:
+        self._parts += 1
+        self._body_bytes += len(body)
         self._coding_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete:
@@ -441,6 +508,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._parse_on_later()
         if self._head_timer is not None:
             # The next request has begun, and that is its clock.
             self._unset_keepalive_if_required()
@@ -459,6 +527,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._await_next_request()
 
     def _count(self, nbytes: int) -> None:
+        self._parts += 1
         self._head_bytes += nbytes
         if self._head_bytes > self._limits.header_bytes:
             self._refusal = self._too_large()
