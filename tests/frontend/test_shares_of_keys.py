@@ -19,7 +19,7 @@ pytestmark = pytest.mark.service
 KEYS = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789"}
 PLACES = 20
 ANSWER_MB = 25
-# 1.5 million token ids: 7.7 MB, of which the system keeps 4 for a client that does not read, and 25 as estimated.
+# 1.5 million token ids: 7.7 MB, 25 as estimated; for a client that reads none the system keeps 4 of them.
 LARGE = b'{"input": [%s]}' % b",".join([b"[%s]" % b",".join([b"2025"] * 500)] * 3000)
 
 

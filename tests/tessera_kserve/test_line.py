@@ -30,7 +30,9 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
     line, places = Line(), Places(1)
 
     async def wait(number: int) -> int:
-        return await line.wait("room", lambda: places.take(number), client="", nbytes=1, deadline=Deadline.after(30))
+        return await line.wait(
+            "room", lambda: places.take(number), client="", nbytes=1, deadline=Deadline.after(30)
+        )
 
     tasks = []
     for number in range(5):
@@ -48,7 +50,9 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
 async def test_one_room_holds_up_no_other() -> None:
     line, full, free = Line(), Places(0), Places(1)
     deadline = Deadline.after(30)
-    stuck = asyncio.create_task(line.wait("full", lambda: full.take(0), client="", nbytes=1, deadline=deadline))
+    stuck = asyncio.create_task(
+        line.wait("full", lambda: full.take(0), client="", nbytes=1, deadline=deadline)
+    )
     await until(lambda: line.waiting == 1)
     assert await line.wait("free", lambda: free.take(1), client="", nbytes=1, deadline=deadline) == 1
     stuck.cancel()
@@ -64,7 +68,9 @@ async def test_beyond_its_bounds_calls_are_refused_as_nvidias_client_expects(
     line, places = Line(most=most, most_bytes=most_bytes), Places(0)
     deadline = Deadline.after(30)
     waiting = [
-        asyncio.create_task(line.wait("room", lambda: places.take(0), client="", nbytes=100, deadline=deadline))
+        asyncio.create_task(
+            line.wait("room", lambda: places.take(0), client="", nbytes=100, deadline=deadline)
+        )
         for _ in range(2)
     ]
     await until(lambda: line.waiting == 2)

@@ -1,4 +1,4 @@
-"""Where calls wait for room: those of a client in the order in which they came, until their deadlines, bounded."""
+"""Where calls wait for room: a client's in the order in which they came, until their deadlines, bounded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ class Line:
             self._bytes.give(client, nbytes)
 
     def _enter(self, client: str, nbytes: int) -> None:
-        for budget, amount, unit in ((self._calls, 1, "requests"), (self._bytes, nbytes, "bytes of requests")):
+        for budget, amount, unit in (
+            (self._calls, 1, "requests"),
+            (self._bytes, nbytes, "bytes of requests"),
+        ):
             if not budget.admits(client, amount):
                 why = budget.refusal(client, amount, whole="the line", unit=f"{unit} that wait")
                 raise Overloaded(f"{FULL}: {why}", retry_after=1.0)

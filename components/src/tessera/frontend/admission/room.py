@@ -203,8 +203,8 @@ class Bodies(GroupBudget):
 class Room:
     """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
-    Requests, tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs; ``costs``
-    learns what requests cost. What the frontends of a ``group`` have in flight counts together.
+    Requests, tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs;
+    ``costs`` learns what requests cost. What the frontends of a ``group`` have in flight counts together.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Admission:
 
     The head of a request says nothing of its model: where there are several it is let in as long as one of
     them has room for such a request, so that a flood of requests for one does not turn those for another
-    away. Requests and bytes of answers and of ``bodies`` are shared fairly between clients, and by all models.
+    away. Requests, and bytes of answers and of ``bodies``, are shared by all models, fairly between clients.
     ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one answer, ``body_bytes`` that of
     all bodies.
     """
@@ -422,7 +422,7 @@ class Ticket:
         self._response_bytes += response_bytes
 
     def answered(self) -> None:
-        """Give the place in the room back; the bytes of the answer stay taken until its client has read it."""
+        """Give the place in the room back; the bytes of the answer stay taken until it has been read."""
         self._leave()
 
     def close(self) -> None:

@@ -237,8 +237,8 @@ class HeldFlow(FlowControl):
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``header_seconds`` for a request's head from its first byte (or from the connection's beginning),
-    ``header_bytes`` of it, in which each field counts 32 more; ``keep_alive_seconds`` from an answer to the next request; a client has
-    ``write_seconds`` to read some of what waits for it."""
+    ``header_bytes`` of it, in which each field counts 32 more; ``keep_alive_seconds`` from an answer to the
+    next request; a client has ``write_seconds`` to read some of what waits for it."""
 
     header_seconds: Annotated[
         float,
@@ -338,7 +338,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._departure.leave()
 
     def data_received(self, data: bytes) -> None:
-        """Parse for as long as others need not wait; the rest waits for its round, or behind other requests."""
+        """Parse for as long as others need not wait; the rest waits for its round, or for answers."""
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
         self.flow.held = False
