@@ -150,6 +150,57 @@ def halves(path: str) -> Flood:
     return flood
 
 
+def raw(head: str, piece: bytes, times: int = 30) -> Flood:
+    """Return a flood of connections on which ``piece`` comes again and again behind ``head``."""
+
+    def flood(target: Target) -> Callable[[], None]:
+        many = piece * (MIB // len(piece))
+
+        def send() -> None:
+            with socket.create_connection(("127.0.0.1", target.port), timeout=20) as connection:
+                connection.sendall(head.encode())
+                for _ in range(40):
+                    connection.sendall(many)
+                target.answered(connection)
+
+        return _again(send, times)
+
+    return flood
+
+
+_KEY_LINE: Final = f"Authorization: Bearer {ALICE}\r\n"
+_CHUNKED: Final = f"POST {_EMBEDDINGS} HTTP/1.1\r\nHost: a\r\n{_KEY_LINE}Transfer-Encoding: chunked\r\n\r\n"
+
+
+def places(target: Target) -> Callable[[], None]:
+    """Hold 1,200 requests whose bodies do not come."""
+
+    def hold() -> None:
+        connections = [_connect(target, _EMBEDDINGS, 4) for _ in range(1200)]
+        time.sleep(20)
+        for connection in connections:
+            connection.close()
+
+    return _again(hold, 1)
+
+
+def unread(target: Target) -> Callable[[], None]:
+    """Ask for 60 answers of 20 MB each, and read none of them."""
+    ids = b"[%s]" % b",".join([b"1000"] * 512)
+    body = b'{"input":[%s]}' % b",".join([ids] * 8000)
+
+    def hold() -> None:
+        connections = []
+        for _ in range(60):
+            connections.append(_connect(target, "/tokenize", len(body)))
+            connections[-1].sendall(body)
+        time.sleep(20)
+        for connection in connections:
+            connection.close()
+
+    return _again(hold, 1)
+
+
 def _varint(number: int) -> bytes:
     return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
 
@@ -255,6 +306,14 @@ FLOODS: Final[dict[str, Flood]] = {
     SLOW_NAMES: addresses("http://slow{number}.example/x", 8, 4),
     "3 x 256 slow pictures": addresses("http://127.0.0.1:{port}/slow/{number}", 256, 3),
     "pictures with bytes behind": addresses("http://127.0.0.1:{port}/behind/{number}", 16, 4),
+    "pictures in chunks of a byte": addresses("http://127.0.0.1:{port}/chunks/{number}", 16, 4),
+    "pictures behind interim answers": addresses("http://127.0.0.1:{port}/interim/{number}", 16, 4),
+    "chunks of a byte": raw(_CHUNKED, b"1\r\n \r\n"),
+    "chunks with extensions": raw(_CHUNKED, b"1;" + b"a" * 60_000 + b"\r\n \r\n"),
+    "heads of many fields": raw("GET /live HTTP/1.1\r\nHost: a\r\n", b"a:b\r\n"),
+    "requests behind each other": raw("", b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"),
+    "1,200 bodies that do not come": places,
+    "60 unread answers": unread,
     "30 half bodies": halves(_EMBEDDINGS),
     "30 half bodies, KServe": halves("/v2/models/{model}/infer"),
     "fresh pictures": fresh_pictures,
@@ -276,7 +335,10 @@ def fresh(picture: bytes) -> bytes:
 
 
 class PictureHost:
-    """Answers ``/slow`` with a byte now and then, ``/behind`` with bytes behind it, others at once."""
+    """Answers ``/slow`` with a byte now and then, ``/behind`` with bytes behind it, others at once.
+
+    ``/interim`` has no end of interim answers, and ``/chunks`` none of chunks of a byte.
+    """
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -303,6 +365,15 @@ class PictureHost:
                         writer.write(data[at : at + 1])
                         await writer.drain()
                         await asyncio.sleep(0.5)
+                    break
+                if path.startswith((b"/interim", b"/chunks")):
+                    interim = path.startswith(b"/interim")
+                    if not interim:
+                        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                    piece = b"HTTP/1.1 103 Early Hints\r\n\r\n" if interim else b"1\r\nx\r\n"
+                    while not writer.is_closing():
+                        writer.write(piece * 10_000)
+                        await writer.drain()
                     break
                 behind = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil" * path.startswith(b"/behind")
                 writer.write(head + data + behind)

@@ -130,9 +130,12 @@ def test_requests_are_counted_together(table: int) -> None:
     with other(table) as there:
         assert there("hold", "a", "1", "60") == "True"
         here.look()
-        assert not here.hold("b", "1", "41")
+        # Its share of what a leaves, and what is left then.
+        assert not here.hold("b", "1", "33")
+        assert here.admission.requests == 92
+        assert not here.hold("", "1", "9")
         assert here.admission.requests == 100
-    assert here.hold("a", "1", "60")
+    assert here.hold("a", "1", "40")
 
 
 def test_a_rate_is_one_for_all_and_outlives_a_frontend(table: int) -> None:

@@ -173,7 +173,9 @@ class Inference:
         prepared: Prepared | None = None
         while True:
             asked = time.perf_counter()
-            await self._line.wait(served.room, take, nbytes=call.nbytes, deadline=exchange.deadline)
+            await self._line.wait(
+                served.room, take, client=exchange.client, nbytes=call.nbytes, deadline=exchange.deadline
+            )
             spent.queue += time.perf_counter() - asked
             try:
                 if prepared is None:

@@ -1,4 +1,4 @@
-"""Where calls wait for room: in the order in which they came, until their deadlines, bounded."""
+"""Where calls wait for room: a client's in the order in which they came, until their deadlines, bounded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
+from tessera.budgets import Budget
 from tessera.errors import DeadlineExceeded, Overloaded, RateLimited
 from tessera.tasks import Deadline
 
@@ -24,25 +25,39 @@ _LOOK_SECONDS: Final = 0.002
 
 
 class Line:
-    """Owned by one event loop. Those that wait for one room do not hold up those of another."""
+    """Owned by one event loop. Those that wait for one room do not hold up those of another.
+
+    Nor do those of one client hold up another's: each looks for room by itself, which has shares, and has
+    its share of the calls, and of their bytes, that may wait.
+    """
 
     def __init__(self, *, most: int = MOST_WAITING, most_bytes: int = MOST_BYTES) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self.waiting = 0
-        self.nbytes = 0
-        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        self._calls = Budget(lambda: most)
+        self._bytes = Budget(lambda: most_bytes)
+        self._turns: WeakValueDictionary[tuple[Hashable, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def wait(self, room: Hashable, take: Callable[[], T], *, nbytes: int, deadline: Deadline) -> T:
+    @property
+    def waiting(self) -> int:
+        """Return the calls that wait."""
+        return self._calls.used
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the calls that wait."""
+        return self._bytes.used
+
+    async def wait(
+        self, room: Hashable, take: Callable[[], T], *, client: str, nbytes: int, deadline: Deadline
+    ) -> T:
         """What ``take`` gives, once it does not raise ``Overloaded``.
 
         Raises ``Overloaded`` where too many calls, or bytes of them, wait already, ``DeadlineExceeded``, and
         what else ``take`` raises, ``RateLimited`` included: waiting does not help a key against its own rate
         any sooner than the client's next attempt.
         """
-        turn = self._turns.get(room)
+        turn = self._turns.get((room, client))
         if turn is None:
-            turn = self._turns[room] = asyncio.Lock()
+            turn = self._turns[room, client] = asyncio.Lock()
         if not turn.locked():
             try:
                 return take()
@@ -50,12 +65,7 @@ class Line:
                 raise
             except Overloaded:
                 pass
-        if self.waiting >= self._most or (self.waiting and self.nbytes + nbytes > self._most_bytes):
-            raise Overloaded(
-                f"{FULL}: {self.waiting} requests with {self.nbytes} bytes wait already", retry_after=1.0
-            )
-        self.waiting += 1
-        self.nbytes += nbytes
+        self._enter(client, nbytes)
         try:
             async with asyncio.timeout(deadline.left()):
                 async with turn:
@@ -69,5 +79,16 @@ class Line:
         except TimeoutError:
             raise DeadlineExceeded("there was no room for the request in time") from None
         finally:
-            self.waiting -= 1
-            self.nbytes -= nbytes
+            self._calls.give(client, 1)
+            self._bytes.give(client, nbytes)
+
+    def _enter(self, client: str, nbytes: int) -> None:
+        for budget, amount, unit in (
+            (self._calls, 1, "requests"),
+            (self._bytes, nbytes, "bytes of requests"),
+        ):
+            if not budget.admits(client, amount):
+                why = budget.refusal(client, amount, whole="the line", unit=f"{unit} that wait")
+                raise Overloaded(f"{FULL}: {why}", retry_after=1.0)
+        self._calls.take(client, 1)
+        self._bytes.take(client, nbytes)

@@ -317,3 +317,42 @@ def test_what_is_said_of_a_refusal_is_what_entering_raises(body_bytes: int | Non
     close(held)
     compare(single.admission)
     compare(several.admission)
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_key_leaves_others_their_requests(models: int) -> None:
+    """Also those whose bodies are still to come, which have few tokens, and of several models no room yet."""
+    workers = Workers(tokens=1_000_000, requests=100 // models)
+    if models == 2:
+        workers.admission.open_room("n", Capacity(lambda: 1_000_000, lambda: 100, unknown=5000))
+    tickets: list[Ticket] = []
+
+    def fill(client: str) -> int:
+        before = len(tickets)
+        with pytest.raises(Overloaded) as refused:
+            while True:
+                tickets.append(workers.admission.enter(client, 4))
+        assert "requests in flight" in refused.value.message
+        return len(tickets) - before
+
+    assert fill("greedy") == 80
+    with pytest.raises(Overloaded, match=r"this API key's share of the service is used \(80 of 80 requests"):
+        workers.admission.enter("greedy", 4)
+    assert fill("modest") >= 15
+    fill("")
+    assert workers.admission.requests == 100
+    with pytest.raises(Overloaded, match=r"^the service is full \(limit: 100 requests in flight\)$"):
+        workers.admission.enter("third", 4)
+    close(tickets)
+    assert workers.admission.requests == workers.room.requests == 0
+
+
+def test_an_answer_that_is_not_read_counts_and_takes_no_room() -> None:
+    workers = Workers()
+    ticket = workers.admission.enter("a")
+    ticket.charge(100, 1, 1000)
+    ticket.answered()
+    assert (workers.room.requests, workers.room.tokens, workers.room.units) == (0, 0, 0)
+    assert (workers.admission.requests, workers.admission.response_bytes) == (1, 1000)
+    ticket.close()
+    assert (workers.admission.requests, workers.admission.response_bytes) == (0, 0)

@@ -556,3 +556,103 @@ async def test_a_body_that_is_damaged_after_its_refusal_ends_the_connection(pati
     writer.write(b"no size\r\n")
     assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
+
+
+async def rounds_of(work: asyncio.Task[object]) -> int:
+    """Count the rounds of the event loop until a task is done."""
+    rounds = 0
+    while not work.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    return rounds
+
+
+@pytest.fixture
+async def long_heads() -> AsyncIterator[Running]:
+    """With the limits of time and size that a service has."""
+    async with served(ConnectionLimits()) as made:
+        yield made
+
+
+async def test_chunks_of_a_byte_leave_others_their_turns(long_heads: Running) -> None:
+    count = 60_000
+    body = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    body += b"1\r\nx\r\n" * count + b"0\r\n\r\n"
+
+    async def send() -> bytes:
+        reader, writer = await long_heads.connect()
+        writer.write(body)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return answer
+
+    sending = asyncio.gather(*(send() for _ in range(3)))
+    rounds = await rounds_of(asyncio.ensure_future(sending))
+    assert all(answer.endswith(b"%d" % count) for answer in await sending)
+    # In each of them at most as many as 4 KiB hold are read of one connection.
+    assert rounds > 3 * count // 700
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_thousands_of_requests_that_come_together_are_answered_in_order(
+    long_heads: Running, more: bytes
+) -> None:
+    count = 3000
+    reader, writer = await long_heads.connect()
+    ask = b"POST /echo HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s"
+    for number in range(count):
+        writer.write(ask % (more, number % 10, b"x" * (number % 10)))
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 20000\r\n\r\n")
+    writer.write(b"x" * 20_000)
+    deepest = 0
+
+    async def watch() -> None:
+        nonlocal deepest
+        while True:
+            for one in long_heads.server.server_state.connections:
+                deepest = max(deepest, len(one.pipeline))  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    found = await answers(reader)
+    watching.cancel()
+    assert found == [*((200, b"%d" % (number % 10)) for number in range(count)), (200, b"20000")]
+    assert 0 < deepest < 200
+    writer.close()
+    await until(lambda: not long_heads.server.server_state.connections)
+
+
+async def test_thousands_of_fields_are_a_large_head(long_heads: Running) -> None:
+    reader, writer = await long_heads.connect()
+    writer.write(b"GET /small HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 5000 + b"\r\n")
+    assert refusal(await asyncio.wait_for(reader.read(), 60))[0] == 431
+    writer.close()
+    # More than are read in one round.
+    reader, writer = await long_heads.connect()
+    writer.write(b"GET /small HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + b"a:b\r\n" * 1500 + b"\r\n")
+    assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"small")
+    writer.close()
+
+
+async def test_extensions_of_chunks_leave_others_their_turns(long_heads: Running) -> None:
+    count = 200
+    reader, writer = await long_heads.connect()
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+    writer.write((b"1;" + b"a" * 60_000 + b"\r\nx\r\n") * count + b"0\r\n\r\n")
+    reading = asyncio.ensure_future(reader.read())
+    rounds = await rounds_of(reading)
+    assert (await reading).endswith(b"%d" % count)
+    assert rounds > count // 8
+    writer.close()
+
+
+async def test_an_answer_is_being_sent_until_it_is_read(running: Running) -> None:
+    reader, writer = await running.connect()
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    await until(lambda: running.large == 1)
+    assert await reader.readuntil(b"\r\n\r\n")
+    tasks = running.server.server_state.tasks
+    assert len(tasks) == 1
+    assert len(await asyncio.wait_for(reader.readexactly(LARGE), 60)) == LARGE
+    await until(lambda: not tasks)
+    writer.close()

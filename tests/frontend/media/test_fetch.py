@@ -489,3 +489,88 @@ def test_what_the_operator_has_set_for_look_ups_wins(monkeypatch: pytest.MonkeyP
     bound_look_ups()
     # The last of several values is the one that counts.
     assert os.environ["RES_OPTIONS"] == "timeout:1 attempts:2 timeout:3"
+
+
+async def endless_interim(head: str, writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 2000)
+        await writer.drain()
+
+
+async def many_fields(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n" + b"a:b\r\n" * 18_000 + b"\r\nx")
+
+
+async def endless_extension(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;")
+    while not writer.is_closing():
+        writer.write(b"a" * 10_000)
+        await writer.drain()
+
+
+async def long_trailer(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+    writer.write(b"a:b\r\n" * 18_000 + b"\r\n")
+
+
+@pytest.mark.parametrize("handler", [endless_interim, many_fields, endless_extension, long_trailer])
+async def test_what_is_no_body_is_bounded(handler: Handler) -> None:
+    # Not by the time: that of the policy is far off.
+    async with asyncio.timeout(60):
+        message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(timeout=100), seconds=100)
+    assert "valid HTTP" in message
+
+
+async def test_a_body_in_pieces_of_a_byte_arrives_and_leaves_others_their_turns() -> None:
+    count = 20_000
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+
+    rounds = 0
+
+    async def look() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+        url = f"http://127.0.0.1:{port}/"
+        calls = [
+            fetcher.get(url, param="input", deadline=Deadline.after(60), budget=MediaBudget(1 << 30))
+            for _ in range(3)
+        ]
+        looking = asyncio.create_task(look())
+        assert await asyncio.gather(*calls) == [b"x" * count] * 3
+        looking.cancel()
+        await fetcher.close()
+    # A read has 5,000 pieces and more.
+    assert rounds > 3 * count // 100
+
+
+async def test_of_a_names_many_addresses_few_are_judged() -> None:
+    judged: list[str] = []
+
+    class Counting(LoopbackPolicy):
+        def address_refusal(self, address: str) -> str | None:
+            judged.append(address)
+            return super().address_refusal(address)
+
+    async def resolver(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"] * 4000
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"x", "connection: close"))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(Counting(), resolver=resolver)
+        url = f"http://many.example:{port}/"
+        found = await fetcher.get(
+            url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30)
+        )
+        await fetcher.close()
+    assert found == b"x"
+    assert 0 < len(judged) <= 32

@@ -56,8 +56,7 @@ PULSE: Final = 0
 ACCEPTING: Final = 1
 CONNECTIONS: Final = 2
 SERVED: Final = 3
-REQUESTS: Final = 4
-LENT_BYTES: Final = 5
+LENT_BYTES: Final = 4
 _NAMES: Final = 10
 # Changes with the names.
 _VERSION: Final = 11
@@ -72,6 +71,8 @@ HELD_UNITS: Final = 2
 HELD_BYTES: Final = 3
 HELD_REQUESTS: Final = 3
 """Of a model, which holds no bytes."""
+HELD_ALL_REQUESTS: Final = HELD_TOKENS
+"""Of no model, which holds no tokens."""
 HELD_BODY_BYTES: Final = HELD_UNITS
 """Of no model, which holds no units."""
 REQUEST_RATE: Final = 4

@@ -9,12 +9,12 @@ from typing import Final
 from tessera.budgets import Budget
 from tessera.errors import Overloaded
 from tessera.frontend.group import (
+    HELD_ALL_REQUESTS,
     HELD_BODY_BYTES,
     HELD_BYTES,
     HELD_REQUESTS,
     HELD_TOKENS,
     HELD_UNITS,
-    REQUESTS,
     FrontendGroup,
     model_entry,
 )
@@ -203,8 +203,8 @@ class Bodies(GroupBudget):
 class Room:
     """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
-    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs; ``costs``
-    learns what requests cost. What the frontends of a ``group`` have in flight counts together.
+    Requests, tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs;
+    ``costs`` learns what requests cost. What the frontends of a ``group`` have in flight counts together.
     """
 
     def __init__(
@@ -241,8 +241,8 @@ class Room:
 
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
-        if not self._requests.admits("", 1):
-            return too_many(self._requests.limit)
+        if not self._requests.admits(client, 1):
+            return _too_many(self._requests, client)
         guess = self._guess(body_bytes)
         return None if self._tokens.admits(client, guess) else self._tokens.overloaded(client, guess)
 
@@ -255,13 +255,13 @@ class Room:
         if (refusal := self.refusal(client, body_bytes)) is not None:
             raise refusal
         guess = self._guess(body_bytes)
-        self._requests.take("", 1)
+        self._requests.take(client, 1)
         self._tokens.take(client, guess)
         return guess
 
     def leave(self, client: str, tokens: int, units: int) -> None:
         """Give a request's place and all that it holds back."""
-        self._requests.take("", -1)
+        self._requests.give(client, 1)
         self._tokens.give(client, tokens)
         if units:
             self._units.give(client, units)
@@ -289,7 +289,7 @@ class Admission:
 
     The head of a request says nothing of its model: where there are several it is let in as long as one of
     them has room for such a request, so that a flood of requests for one does not turn those for another
-    away. Bytes of answers and of ``bodies`` are shared fairly between clients, and by all models.
+    away. Requests, and bytes of answers and of ``bodies``, are shared by all models, fairly between clients.
     ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one answer, ``body_bytes`` that of
     all bodies.
     """
@@ -314,6 +314,9 @@ class Admission:
             "bytes of answers",
         )
         self.bodies = Bodies(body_bytes, group, places)
+        self._all = GroupBudget(
+            lambda: max_requests * max(1, len(self._rooms)), group, places, HELD_ALL_REQUESTS, "requests"
+        )
 
     def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
         """Open a room for a model's requests, until it is closed; ``pairs`` as in ``Room``."""
@@ -328,7 +331,7 @@ class Admission:
     @property
     def requests(self) -> int:
         """Return the requests in flight."""
-        return int(self._group.words[self._group.base + REQUESTS]) + self._group.elsewhere(REQUESTS)
+        return self._all.used
 
     @property
     def response_bytes(self) -> int:
@@ -337,19 +340,14 @@ class Admission:
 
     def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
-        if len(self._rooms) != 1 and self._is_full():
-            return too_many(self._max_requests * len(self._rooms))
+        if len(self._rooms) != 1 and not self._all.admits(client, 1):
+            return _too_many(self._all, client)
         first: Overloaded | None = None
         for room in self._rooms:
             if (refusal := room.refusal(client, body_bytes)) is None:
                 return None
             first = first or refusal
         return first
-
-    def _is_full(self) -> bool:
-        most = self._max_requests * max(1, len(self._rooms))
-        # Nobody is refused for what a frontend held that has ended.
-        return self.requests >= most and not (self._group.look() and self.requests < most)
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
@@ -361,17 +359,23 @@ class Admission:
             ticket.enter(self._rooms[0])
         elif (refusal := self.refusal(client, body_bytes)) is not None:
             raise refusal
-        self.count(1)
+        self._all.take(client, 1)
         return ticket
 
-    def count(self, requests: int) -> None:
-        """Count so many requests more."""
-        self._group.words[self._group.base + REQUESTS] += requests
+    def leave(self, client: str) -> None:
+        """Count a request no more."""
+        self._all.give(client, 1)
 
 
 def too_many(limit: int) -> Overloaded:
     """Return the error of a request beyond the number that may be in flight."""
     return Overloaded(f"the service is full (limit: {limit} requests in flight)", retry_after=1.0)
+
+
+def _too_many(requests: GroupBudget, client: str) -> Overloaded:
+    """Return the error of a request beyond the number of all, or beyond its client's share."""
+    full = requests.used >= requests.limit
+    return too_many(requests.limit) if full else requests.overloaded(client, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -417,8 +421,12 @@ class Ticket:
         answers.take(self._client, response_bytes)
         self._response_bytes += response_bytes
 
+    def answered(self) -> None:
+        """Give the place in the room back; the bytes of the answer stay taken until it has been read."""
+        self._leave()
+
     def close(self) -> None:
         self._leave()
-        self._admission.count(-1)
+        self._admission.leave(self._client)
         if self._response_bytes:
             self._admission.answers.give(self._client, self._response_bytes)

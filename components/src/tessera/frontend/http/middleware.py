@@ -214,16 +214,21 @@ class RequestMiddleware:
 
     async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        status = 0
+        status, seconds = 0, math.nan
         refused = False
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, seconds
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message["headers"]
                 if not any(name == b"x-request-id" for name, _ in headers):
                     headers.append((b"x-request-id", exchange.line.request_id.encode("latin-1")))
+            elif not message.get("more_body"):
+                # What is left is the client's own time to read.
+                seconds = time.perf_counter() - started
+                if exchange.ticket is not None:
+                    exchange.ticket.answered()
             await send(message)
 
         try:
@@ -244,7 +249,8 @@ class RequestMiddleware:
             # The connection keeps its last request's scope for as long as it waits for the next one.
             exchange.let_go()
             route = self._route(scope)
-            seconds = time.perf_counter() - started
+            if math.isnan(seconds):
+                seconds = time.perf_counter() - started
             code = None if exchange.failure is None else exchange.failure.error["code"]
             self._count(route, status, code, exchange.model, seconds)
             self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)

@@ -20,6 +20,7 @@ from tessera.frontend.http.connection import (
     Answer,
     ConnectionLimits,
     GuardedProtocol,
+    Rounds,
     max_connections,
     raise_descriptor_limit,
 )
@@ -204,7 +205,7 @@ class HttpServer(uvicorn.Server):
                 app,
                 host=host,
                 port=shared.own_port if shared else port,
-                http=partial(GuardedProtocol, limits=limits, refuse=refuse, **changed),  # type: ignore[arg-type]
+                http=partial(GuardedProtocol, limits=limits, refuse=refuse, rounds=Rounds(), **changed),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 # Its own configuration would write lines of another form, past ours.
