@@ -58,7 +58,9 @@ def test_a_first_piece_of_any_size_is_let_in() -> None:
     budget = Budget(lambda: 10)
     assert budget.admits("a", 500)
     budget.take("a", 500)
-    assert not budget.admits("b", 1)
+    assert not budget.admits("b", 3)
+    assert fill(budget, "b") == 1
+    assert not budget.admits("a", 1)
 
 
 def test_the_limit_may_change() -> None:
@@ -69,3 +71,28 @@ def test_the_limit_may_change() -> None:
     assert not budget.admits("", 1)
     limit[0] = 200
     assert fill(budget, "") == 100
+
+
+def test_a_limit_that_falls_takes_nobody_else_the_fifth_that_one_client_left() -> None:
+    limit = [1000]
+    budget = Budget(lambda: limit[0])
+    assert fill(budget, "greedy") == 800
+    limit[0] = 700
+    assert not budget.admits("greedy", 1)
+    assert not budget.admits("", 1)
+    assert not budget.admits("modest", 141)
+    assert budget.admits("modest", 100)
+    budget.take("modest", 100)
+    # All of those who come have one fifth.
+    assert budget.admits("late", 40) and not budget.admits("late", 41)
+    # It is none of several who share the whole.
+    assert not budget.admits("modest", 1)
+
+
+def test_many_clients_that_fill_a_limit_which_falls_let_nobody_in() -> None:
+    limit = [1000]
+    budget = Budget(lambda: limit[0])
+    for number in range(10):
+        budget.take(f"client {number}", 100)
+    limit[0] = 700
+    assert not budget.admits("late", 1)

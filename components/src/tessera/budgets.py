@@ -16,8 +16,9 @@ class Budget:
 
     A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
     one alone gets four fifths of the limit, two get four ninths each, and the last to come finds room in
-    what the others had to leave. Unnamed clients (``""``) are not told apart and share the whole. Owned by
-    one event loop.
+    what the others had to leave. Where the limit falls below what one holds, that fifth is still there for
+    those who hold nothing. Unnamed clients (``""``) are not told apart and share the whole. Owned by one
+    event loop.
     """
 
     __slots__ = ("_held", "_limit", "_used")
@@ -39,16 +40,21 @@ class Budget:
         """What a named client has in use."""
         return self._held.get(client, 0)
 
+    def largest(self) -> int:
+        """What the named client that holds most has in use."""
+        return max(self._held.values(), default=0)
+
     def admits(self, client: str, amount: int) -> bool:
         """Whether ``take`` would keep to the rules; a first piece of any size always does."""
         used = self.used
         if not used:
             return True
-        free = self._limit() - used
-        if amount > free:
-            return False
+        limit = self._limit()
         held = self.held(client) if client else 0
-        return not held or held + amount <= _FACTOR * (free - amount)
+        if amount > limit - used:
+            fits = used - self.largest() + amount <= limit // (_FACTOR + 1)
+            return fits and bool(client) and not held
+        return not held or held + amount <= _FACTOR * (limit - used - amount)
 
     def refusal(self, client: str, amount: int, *, whole: str, unit: str) -> str:
         """Say of an amount that is not admitted that ``whole`` is full, or that the client's share is used.

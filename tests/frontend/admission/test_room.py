@@ -144,6 +144,18 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
     assert workers.room.tokens == 20_000
 
 
+def test_workers_that_become_slower_leave_other_keys_the_room_that_one_left_them() -> None:
+    workers = Workers(tokens=100_000)
+    greedy = workers.fill("greedy")
+    assert workers.room.tokens == 80_000
+    workers.tokens = 75_000
+    assert not workers.fill("greedy")
+    modest = workers.fill("modest")
+    assert len(modest) == 1
+    assert workers.admission.refusal("another") is None
+    close(greedy + modest)
+
+
 def test_a_small_body_is_not_taken_for_a_large_request() -> None:
     workers = Workers(tokens=100_000)
     first = workers.admission.enter("", 3000)

@@ -119,6 +119,10 @@ class _Places:
             places = self._by_client[client] = self._group.place(name), others
         return places
 
+    def clients(self) -> list[str]:
+        """Return the named clients of this frontend's requests."""
+        return [client for client in self._by_client if client]
+
 
 class GroupBudget(Budget):
     """Keeps a budget's counts in the table: ``word`` of the entries of all, and of each client.
@@ -153,6 +157,9 @@ class GroupBudget(Budget):
         for at in others:
             total += words[at + word]
         return total
+
+    def largest(self) -> int:
+        return max(map(self.held, self._places.clients()), default=0)
 
     def admits(self, client: str, amount: int) -> bool:
         # Nobody is refused for what a frontend held that has ended.
