@@ -79,6 +79,8 @@ def test_what_the_package_sets_in_this_process_keeps_nothing_from_a_fork(tmp_pat
         importlib.reload(tessera.worker)
         keep_kernels()
         set_environment_defaults()
+        # As scikit-learn does, which another test may import.
+        os.environ |= {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
         assert differs(dict(os.environ)) is None
         assert differs({**os.environ, "OMP_WAIT_POLICY": "active"}) == "OMP_WAIT_POLICY"
         # Confined processes, whose memory is allocated otherwise for its speed.
