@@ -89,7 +89,7 @@ _READ_LATE = (
     "QUACK_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_",
     "TORCHINDUCTOR_CACHE_DIR",
-    # Of Intel's OpenMP, which nothing here loads: scikit-learn sets them, and a test may be the first to import it.
+    # Of OpenMP by Intel, which nothing here loads: scikit-learn sets them, also when a test first imports it.
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
 )
