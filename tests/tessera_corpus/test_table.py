@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,8 @@ def test_a_table_is_read_by_a_process_that_may_open_nothing(tmp_path: Path, good
         # It ends, and another one reads on.
         first = opened.rows(0, 10)
         os.kill(confined, signal.SIGKILL)
-        with pytest.raises(Unread, match="its reader crashed"):
+        # Its end is seen before the call, which goes to another one, or by the call.
+        with suppress(Unread):
             opened.rows(10, 10)
         assert [values.text for values in (*first, *opened.rows(10, 10))] == [
             f"text {number} of the table" for number in range(20)

@@ -7,7 +7,7 @@ from array import array
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
@@ -51,6 +51,8 @@ def test_strings_are_left_out_wherever_they_are_cut(value: object, piece: int, a
             assert count == 0 or more_outside_strings(raw, marks, count - 1)
 
 
+@example([0, -(2**63) - 1], 1, 0, b"")
+@example([0, 2**64], 1, 0, b"")
 @given(_VALUES, st.integers(1, 9), st.integers(0, 200), st.sampled_from([b"", b",", b"]", b"[1]", b'"']))
 def test_a_body_is_the_same_in_pieces(value: object, piece: int, at: int, fault: bytes) -> None:
     raw = json.dumps(value).encode()

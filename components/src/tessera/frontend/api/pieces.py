@@ -256,7 +256,8 @@ def _numbers(raw: bytes, at: int, end: int) -> Numbers | None:
             if not values:
                 raise orjson.JSONDecodeError("unexpected character", "", 0)
             numbers.extend(values)
-    except OverflowError:
+    except (OverflowError, TypeError):
+        # An integer below those of 64 bits is parsed as a float.
         return None
     return numbers
 
