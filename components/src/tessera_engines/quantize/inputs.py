@@ -46,7 +46,7 @@ class Inputs:
     queries: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Model, source: Calibration, most: int, device: str) -> Inputs:
+    def of(cls, model: Model, source: Calibration, most: int, device: str = "cpu") -> Inputs:
         """Take up to ``most`` texts and images, spread over the source.
 
         A line is a query and a passage by turns; for a model of pairs it is a document, and the line before

@@ -121,7 +121,7 @@ def _launch_fp8(
 def gated_fp8(
     values: torch.Tensor, scales: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """The gate of a product in FP8 into bfloat16 ``out``; ``scales`` are of its rows, ``columns`` of these."""
+    """Gate a product in FP8 into bfloat16 ``out``; ``scales`` multiply its rows, ``columns`` its columns."""
     given = {"rows": scales.view(1, -1), "columns": columns.view(1, -1), "postact": out}
     _launch_fp8(_gated_fp8, values, weight, None, given, wide=True, side_by_side=("B", "columns"))
 
