@@ -36,7 +36,7 @@ from benchmarks.ports import free_ports
 from tessera.models import family_of, open_model
 from tessera.models.base import OutputKind
 from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera_tools.load.clients import drive, vectors
+from tessera_tools.load.clients import drive, matrix
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 
@@ -312,7 +312,7 @@ def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
                 if workload.query:
                     rows += [row["score"] for row in found["data"]]
                 else:
-                    rows += [vectors(row, found).mean(axis=0) for row in found["data"]]
+                    rows += [matrix(row, found).mean(axis=0) for row in found["data"]]
         values = np.array(rows, np.float32)
         if not workload.query:
             values /= np.linalg.norm(values, axis=1, keepdims=True)

@@ -291,7 +291,7 @@ class _Load:
             self.outcome.checked += 1
             known = self.vectors.setdefault(body.key, scores)
             return bool(np.allclose(known, scores, rtol=_SCORES_SAME, atol=_SCORES_SAME))
-        vectors = np.concatenate([vectors(row, found) for row in rows])
+        vectors = np.concatenate([matrix(row, found) for row in rows])
         if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=self.plan.load.tolerance):
             return False
         self.outcome.checked += 1
@@ -299,7 +299,7 @@ class _Load:
         return before.shape == vectors.shape and bool(((before * vectors).sum(axis=1) > _SAME).all())
 
 
-def vectors(row: dict[str, Any], answer: dict[str, Any]) -> np.ndarray:
+def matrix(row: dict[str, Any], answer: dict[str, Any]) -> np.ndarray:
     """``[1, width]``, or a row for each token, of one of an answer's ``data``.
 
     vLLM's base64 of a matrix lacks its shape, which are the tokens of an answer with one input.
