@@ -3,9 +3,9 @@
 For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``nemotron_colembed_vl``, ``llama_nemotron_vl``,
 ``llama_nemotron_rerank``, encoders and two towers. The weights are linked; what vLLM wants otherwise, in
 configuration, tokenizer and processor, is written, and a chat template makes the prompts of Tessera. Clients
-send texts as ``messages``, too, so that both servers read the same tokens. The prompt of an encoder or a tower
-is the text alone: its files stay as they are, and there is no template. ``python -m benchmarks.peer --vllm``
-does all of it.
+send texts as ``messages``, too, so that both servers read the same tokens. The prompt of an encoder or a
+tower is the text alone: its files stay as they are, and there is no template. ``python -m benchmarks.peer
+--vllm`` does all of it.
 """
 
 from __future__ import annotations
