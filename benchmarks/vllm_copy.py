@@ -1,10 +1,11 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``llama_nemotron_vl``, ``llama_nemotron_rerank``, encoders
-and two towers. The weights are linked; what vLLM wants otherwise, in configuration, tokenizer and processor,
-is written, and a chat template makes the prompts of Tessera. Clients send texts as ``messages``, too, so that
-both servers read the same tokens. The prompt of an encoder or a tower is the text alone: its files stay as
-they are, and there is no template. ``python -m benchmarks.peer --vllm`` does all of it.
+For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``nemotron_colembed_vl``, ``llama_nemotron_vl``,
+``llama_nemotron_rerank``, encoders and two towers. The weights are linked; what vLLM wants otherwise, in
+configuration, tokenizer and processor, is written, and a chat template makes the prompts of Tessera. Clients
+send texts as ``messages``, too, so that both servers read the same tokens. The prompt of an encoder or a
+tower is the text alone: its files stay as they are, and there is no template. ``python -m benchmarks.peer
+--vllm`` does all of it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def serve_flags(family: str, copy: Path) -> list[str]:
     if is_chat(copy):
         flags += ["--chat-template", str(copy / _TEMPLATE_FILE)]
         flags += ["--chat-template-content-format", "openai"]
-    if family in (_QWEN, _QWEN_RERANK):
+    if family in (_QWEN, _QWEN_RERANK, _COLEMBED):
         flags += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
     if family == _LLAMA:
         flags += ["--limit-mm-per-prompt", json.dumps({"image": 1}), "--trust-remote-code"]
@@ -167,8 +168,23 @@ def _qwen_rerank(source: Path, target: Path) -> str:
     return _write_qwen(source, target, config | {"classifier_from_token": ["no", "yes"]}, _QWEN_PAIR_TEMPLATE)
 
 
-def _write_qwen(source: Path, target: Path, config: Mapping[str, object], template: str) -> str:
-    """The processor resizes as the reference does, to 4,096 to 1,843,200 pixels."""
+def _colembed(source: Path, target: Path) -> str:
+    """Attention both ways. vLLM applies the final norm, which the reference leaves out."""
+    config = _read(source / "config.json")
+    config.pop("tessera_checkpoint", None)
+    config["text_config"]["is_causal"] = False
+    template = _read(source / "tokenizer_config.json")["chat_template"]
+    return _write_qwen(source, target, config | {"is_causal": False}, template, (3_136, 1_003_520))
+
+
+def _write_qwen(
+    source: Path,
+    target: Path,
+    config: Mapping[str, object],
+    template: str,
+    pixels: tuple[int, int] = (4_096, 1_843_200),
+) -> str:
+    """The processor resizes as the reference does, to so many ``pixels``."""
 
     def write(name: str, values: Mapping[str, object]) -> None:
         _write(target / name, values)
@@ -197,7 +213,7 @@ def _write_qwen(source: Path, target: Path, config: Mapping[str, object], templa
             "vision_end_token": "<|vision_end|>",
         },
     )
-    image = {"shortest_edge": 4096, "longest_edge": 1_843_200}
+    image = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
     write(
         "preprocessor_config.json",
         {**_COMMON, "image_processor_type": "Qwen2VLImageProcessorFast", "size": image},
@@ -219,6 +235,7 @@ def _write_qwen(source: Path, target: Path, config: Mapping[str, object], templa
 
 _QWEN: Final = "qwen3_vl_embedding"
 _QWEN_RERANK: Final = "qwen3_vl_rerank"
+_COLEMBED: Final = "nemotron_colembed_vl"
 _LLAMA: Final = "llama_nemotron_vl"
 _ENCODERS: Final = ("bert", "xlm_roberta")
 _TOWERS: Final = ("clip", "siglip")
@@ -226,6 +243,7 @@ _WRITERS: Final[dict[str, Callable[[Path, Path], str | None]]] = {
     **dict.fromkeys((*_ENCODERS, *_TOWERS), _as_it_is),
     _QWEN: _qwen,
     _QWEN_RERANK: _qwen_rerank,
+    _COLEMBED: _colembed,
     _LLAMA: _llama,
     "llama_nemotron_rerank": _rerank,
 }

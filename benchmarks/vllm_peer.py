@@ -34,8 +34,9 @@ from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.in_process import sustained
 from benchmarks.ports import free_ports
 from tessera.models import family_of, open_model
+from tessera.models.base import OutputKind
 from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera_tools.load.clients import drive
+from tessera_tools.load.clients import drive, matrix
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 
@@ -251,7 +252,7 @@ def _joules(watts: float | None, rate: float | None) -> float | None:
 def _drive(
     options: argparse.Namespace, server: Server, results: Results, card: CardMeter, clock: Clock
 ) -> None:
-    load = replace(http.load(options), chat=server.chat, tolerance=0.02)
+    load = replace(http.load(options), chat=server.chat, tolerance=0.02, path=_path(options))
     try:
         results.save_vectors(server.name, _vectors(options, server))
     except (OSError, ValueError, KeyError) as error:
@@ -283,13 +284,23 @@ def _drive(
 
 
 def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
-    """Two answers for each workload, unit vectors ``[inputs, width]`` or scores ``[inputs]``."""
+    """Two answers for each workload, unit vectors ``[inputs, width]`` or scores ``[inputs]``.
+
+    Of a matrix it is the mean of its rows.
+    """
     words = CheckpointWords(options.model_path)
-    found: dict[str, Vectors] = {}
+    every: dict[str, Vectors] = {}
     end = time.monotonic() + _VECTORS_SECONDS
     for workload in {name: WORKLOADS[name] for name, _ in options.workloads}.values():
         bodies = Bodies(
-            _short(workload), words, options.model_name, seed=3, variety=2, encoding="float", chat=server.chat
+            _short(workload),
+            words,
+            options.model_name,
+            seed=3,
+            variety=2,
+            encoding="float",
+            chat=server.chat,
+            path=_path(options),
         )
         rows = []
         for body in islice(bodies, 2):
@@ -297,13 +308,22 @@ def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
                 f"{server.url}{body.path}", body.data, {"Content-Type": "application/json"}
             )
             with urllib.request.urlopen(request, timeout=max(1.0, end - time.monotonic())) as answer:
-                kind = "score" if workload.query else "embedding"
-                rows += [row[kind] for row in json.load(answer)["data"]]
-        vectors = np.array(rows, np.float32)
+                found = json.load(answer)
+                if workload.query:
+                    rows += [row["score"] for row in found["data"]]
+                else:
+                    rows += [matrix(row, found).mean(axis=0) for row in found["data"]]
+        values = np.array(rows, np.float32)
         if not workload.query:
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        found[workload.name] = vectors
-    return found
+            values /= np.linalg.norm(values, axis=1, keepdims=True)
+        every[workload.name] = values
+    return every
+
+
+def _path(options: argparse.Namespace) -> str:
+    """Where both servers embed: vLLM gives a vector of each token there alone."""
+    tokens = open_model(options.model_path).output.kind is OutputKind.TOKENS
+    return "/pooling" if tokens else "/v1/embeddings"
 
 
 def _short(workload: HttpWorkload) -> HttpWorkload:

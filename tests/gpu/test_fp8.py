@@ -17,7 +17,9 @@ from tessera.engine.quantization import resolved
 from tessera.engine.settings import EngineSettings
 from tessera.models import open_model
 from tessera.models.base import Model, Pixels
-from tessera.nn.fp8 import Fp8Weight, rounded, row_scales, values_of
+from tessera.nn.forms.plain import activation_function
+from tessera.nn.fp8 import LARGEST, Fp8Weight, rounded, row_scales, values_of
+from tessera.nn.kernels import gemm, hopper
 from tessera_engines.cli import main
 from tests.checkpoint.modelopt import quantise
 from tests.engine.packed_images import of_units, rows_for
@@ -102,6 +104,50 @@ def test_a_product_of_several_tensors_is_its_definition(total: int, scale: float
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=2e-3 * float(expected.abs().max()))
 
 
+@pytest.fixture
+def quack() -> None:
+    if not hopper.serves(hopper.QUACK, torch.device("cuda")):
+        pytest.skip("needs quack-kernels and a Hopper GPU")
+
+
+@pytest.mark.usefixtures("quack")
+@pytest.mark.parametrize("total", [1, 300, 4096])
+def test_a_gate_behind_a_product_is_its_definition(total: int) -> None:
+    parts = [random(256, WIDTH, seed=1), 3 * random(256, WIDTH, seed=2)]
+    weight = Fp8Weight.of(torch.cat(parts) / WIDTH**0.5)
+    rows = random(total, WIDTH)
+    scales = row_scales(rows)
+    values = values_of(rows, scales)
+    found = gemm.gated_fp8(values, scales, weight).double()
+    both = (values.double() * scales) @ weight.multiplied().double().t()
+    first, second = both.chunk(2, dim=1)
+    expected = silu(first) * second
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=4e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.usefixtures("quack")
+@pytest.mark.parametrize("scale", [None, 0.02, 0.01])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "quick_gelu"])
+@pytest.mark.parametrize("total", [1, 300, 4096])
+def test_an_activation_behind_a_product_is_its_definition(
+    total: int, activation: str, scale: float | None
+) -> None:
+    weight = Fp8Weight.of(random(512, WIDTH, seed=1) / WIDTH**0.5)
+    rows, bias = random(total, WIDTH), random(512, seed=2).float()
+    scales = row_scales(rows)
+    values = values_of(rows, scales)
+    given = None if scale is None else torch.tensor(scale, device="cuda")
+    found = gemm.activated_fp8(values, scales, weight, bias, activation, given)
+    whole = (values.double() * scales) @ weight.multiplied().double().t() + bias.double()
+    expected = activation_function(activation)(whole)
+    # What fast sums lose, and three bits behind the first of e4m3, whose smallest steps are 2**-9.
+    lost, error, least = 4e-3 * float(whole.abs().max()), 2**-6, 0.0
+    if scale is not None:
+        expected = (expected / scale).clamp(-LARGEST, LARGEST)
+        lost, error, least = lost / scale, 2**-3, 2**-9
+    torch.testing.assert_close(found.double(), expected, rtol=error, atol=least + lost)
+
+
 @pytest.fixture(scope="module", params=["all", "some", "rows"])
 def eight(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
@@ -114,15 +160,17 @@ def eight(
 
 
 def text_settings(quantization: str) -> EngineSettings:
-    return EngineSettings(max_batch_cost=4096, max_queue_cost=4096, quantization=quantization)
+    return EngineSettings(max_batch_cost=8192, max_queue_cost=8192, quantization=quantization)
 
 
-def test_an_engine_holds_what_is_stored_and_computes_as_the_reference(eight: Model) -> None:
+@pytest.mark.parametrize("times", [1, 40], ids=["few", "from 4096 tokens on"])
+def test_an_engine_holds_what_is_stored_and_computes_as_the_reference(eight: Model, times: int) -> None:
     chosen = resolved(eight, "text", text_settings("auto"), place(text_settings("auto")))
     assert chosen.quantization == "stored" and rounding(chosen) == "fp8 as stored"
     engine = make_text_engine(eight, chosen, place(chosen))
     engine.warm()
-    batch = batch_of(eight, None, [Given(parts=(text,)) for text in TEXTS])
+    batch = batch_of(eight, None, [Given(parts=(text,)) for text in TEXTS] * times)
+    assert (len(batch.input_ids) >= gemm.LEAST_ROWS) == (times > 1)
     with as_stored():
         reference = eight.load_text(dtype="float32", device="cpu")
     expected = vectors(eight, reference, batch)

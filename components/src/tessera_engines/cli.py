@@ -246,11 +246,15 @@ def _add_quantize(commands: Subparsers) -> None:
         default=0.002,
         help="mean of 1 less the cosine of an output, above which layers are left as they are",
     )
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N: where inputs are run, in float32"
+    )
     parser.set_defaults(run=_quantize)
 
 
 def _quantize(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
+    from tessera.engine.placement import device_named
     from tessera_engines.calibration import Calibration
     from tessera_engines.quantize.command import Request, quantize
 
@@ -265,6 +269,7 @@ def _quantize(options: argparse.Namespace) -> None:
         stages=options.stage,
         most_inputs=options.most_inputs,
         most_loss=options.most_loss,
+        device=device_named(options.device),
     )
     for stage, tower in quantize(model, request, progress).items():
         for layer in tower.layers:

@@ -184,17 +184,20 @@ def _packed_chunks(batch: TextBatch) -> list[Ids]:
 
 
 def tensors(batch: TextBatch, vision_rows: torch.Tensor) -> TextTensors:
-    """Return a batch as a module on the host takes it, with the rows of all its images."""
+    """Return a batch as a module takes it, with the rows of all its images and on their device."""
     import torch
 
+    def put(values: Ids) -> torch.Tensor:
+        return torch.from_numpy(values).to(vision_rows.device)
+
     return TextTensors(
-        torch.from_numpy(batch.input_ids),
-        torch.from_numpy(batch.positions),
-        torch.from_numpy(batch.cu_seqlens),
+        put(batch.input_ids),
+        put(batch.positions),
+        put(batch.cu_seqlens),
         batch.lengths,
         vision_rows,
-        torch.from_numpy(batch.vision_index),
-        torch.from_numpy(segments(batch)),
+        put(batch.vision_index),
+        put(segments(batch)),
     )
 
 

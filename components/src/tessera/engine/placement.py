@@ -39,26 +39,30 @@ class Placement:
 
 def place(settings: EngineSettings) -> Placement:
     """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""
+    device, dtype = device_named(settings.device), settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    return Placement(device=device, dtype=dtype)
+
+
+def device_named(device: str) -> str:
+    """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""
     has_cuda = torch.cuda.is_available()
-    device = settings.device
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
     if device.startswith("cuda") and not has_cuda:
         raise ConfigError(
-            f"device {settings.device!r} was asked for, but torch {torch.__version__} finds no CUDA device:"
+            f"device {device!r} was asked for, but torch {torch.__version__} finds no CUDA device:"
             " use device auto or cpu, or a machine with one and a torch with CUDA"
         )
     if not (device == "cpu" or device == "cuda" or device.removeprefix("cuda:").isdigit()):
-        raise ConfigError(f"device {settings.device!r} is none of auto, cpu, cuda, cuda:N")
+        raise ConfigError(f"device {device!r} is none of auto, cpu, cuda, cuda:N")
     if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: the launcher "
             "gives each worker a GPU, as TESSERA_AGG_CUDA_VISIBLE_DEVICES (ENCODE, EMBED) says"
         )
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    return Placement(device=device, dtype=dtype)
+    return device
 
 
 def capability(device: str) -> str:

@@ -57,9 +57,9 @@ def parts_of(weights: Mapping[Linear, Fp8Weight]) -> dict[str, Part]:
             _require_plain(tensor)
             stop = start + tensor.shape[0]
             parts[tensor.name] = Part(
-                values=weight.values[start:stop].contiguous(),
-                scale=weight.scales[0].clone(),
-                input_scale=weight.input_scale.clone(),
+                values=weight.values[start:stop].contiguous().cpu(),
+                scale=weight.scales[0].cpu().clone(),
+                input_scale=weight.input_scale.cpu().clone(),
             )
             start = stop
     return parts

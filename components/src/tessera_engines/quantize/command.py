@@ -21,18 +21,21 @@ from tessera_engines.quantize.inputs import Inputs
 from tessera_engines.quantize.tower import QuantizedTower, quantized
 
 Stages = Literal["text", "vision", "all"]
-_FLOAT: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is quantized with which inputs; ``most_loss`` is of each stage, as ``tower.loss_of`` has it."""
+    """What is quantized with which inputs, in float32 on ``device``.
+
+    ``most_loss`` is of each stage, as ``tower.loss_of`` has it.
+    """
 
     source: Calibration
     out: Path
     stages: Stages
     most_inputs: int
     most_loss: float
+    device: str
 
 
 def quantize(model: Model, request: Request, progress: Callable[[str], None]) -> dict[str, QuantizedTower]:
@@ -49,12 +52,13 @@ def quantize(model: Model, request: Request, progress: Callable[[str], None]) ->
     if request.stages == "vision" and model.vision is None:
         raise ConfigError(f"{model.family} reads text alone: it has no vision stage")
     with atomic_directory(request.out) as folder:
-        inputs = Inputs.of(model, request.source, request.most_inputs)
+        inputs = Inputs.of(model, request.source, request.most_inputs, request.device)
+        form: dict[str, Any] = {"dtype": "float32", "device": request.device}
         found: dict[str, QuantizedTower] = {}
         rows: list[torch.Tensor] = []
         if model.vision is not None and (request.stages != "text" or inputs.images):
             progress("loading the vision stage")
-            vision = model.load_vision(**_FLOAT)
+            vision = model.load_vision(**form)
             if request.stages != "text":
                 if not inputs.images:
                     raise ConfigError("calibration: the source holds no image for the vision stage")
@@ -67,7 +71,7 @@ def quantize(model: Model, request: Request, progress: Callable[[str], None]) ->
             rows = inputs.vision_rows(vision)
         if request.stages != "vision":
             progress("loading the text stage")
-            text = model.load_text(**_FLOAT)
+            text = model.load_text(**form)
             batches = inputs.with_images(rows)
             if not batches:
                 raise ConfigError("calibration: the source holds no line of text for the text stage")

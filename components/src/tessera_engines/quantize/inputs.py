@@ -34,18 +34,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Batches of the texts, and of the images; vision rows are made anew by each call.
+    """Batches of the texts, and of the images; vision rows are made anew by each call, on ``device``.
 
     ``queries`` are what a model of pairs reads its images with, one after another.
     """
 
     model: Model
+    device: str
     texts: list[TextBatch]
     images: list[VisionBatch]
     queries: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Model, source: Calibration, most: int) -> Inputs:
+    def of(cls, model: Model, source: Calibration, most: int, device: str = "cpu") -> Inputs:
         """Take up to ``most`` texts and images, spread over the source.
 
         A line is a query and a passage by turns; for a model of pairs it is a document, and the line before
@@ -71,19 +72,16 @@ class Inputs:
         if pixels and not queries and isinstance(model, PairModel):
             raise ConfigError("calibration: the source holds no line of text, a query for its images")
         images = _packed_images(model, pixels)
-        return cls(model=model, texts=_packed(texts), images=images, queries=queries)
+        return cls(model=model, device=device, texts=_packed(texts), images=images, queries=queries)
 
     @torch.inference_mode()
     def vision_rows(self, module: VisionModule) -> list[torch.Tensor]:
         """Return the rows of each image, float32 ``[rows, row_width]``."""
         found: list[torch.Tensor] = []
         for batch in self.images:
-            rows = module(
-                torch.from_numpy(np.concatenate(batch.pixels)),
-                torch.from_numpy(batch.positions),
-                torch.from_numpy(batch.cu_units),
-                batch.units,
-            )
+            arrays = (np.concatenate(batch.pixels), batch.positions, batch.cu_units)
+            pixels, positions, cu_units = (torch.from_numpy(array).to(self.device) for array in arrays)
+            rows = module(pixels, positions, cu_units, batch.units)
             found += torch.split(rows.float(), [plan.rows for plan in batch.plans])
         return found
 
@@ -111,9 +109,9 @@ class Inputs:
         width = self.model.vision.row_width if self.model.vision else 0
         found = []
         for batch in batches:
-            rows = torch.cat(batch.vision) if batch.vision else torch.empty(0, width)
+            rows = torch.cat(batch.vision) if batch.vision else torch.empty(0, width, device=self.device)
             computed = module(tensors(batch, rows))
-            found.append(output_rows(computed.numpy(), batch, self.model.output).values)
+            found.append(output_rows(computed.cpu().numpy(), batch, self.model.output).values)
         return torch.from_numpy(np.concatenate(found))
 
 

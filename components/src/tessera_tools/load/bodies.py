@@ -103,11 +103,16 @@ class Bodies:
         variety: int = 64,
         encoding: str = "base64",
         chat: bool = False,
+        path: str = "/v1/embeddings",
     ) -> None:
-        """With ``chat`` a text is a conversation, for servers that have no prompt for other texts."""
+        """With ``chat`` a text is a conversation, for servers that have no prompt for other texts.
+
+        ``path`` is where inputs are embedded; documents with a query are scored elsewhere.
+        """
         self._workload = workload
         self._encoding = encoding
         self._chat = chat
+        self._path = path
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
@@ -149,7 +154,7 @@ class Bodies:
         if text:
             parts.append({"type": "text", "text": text})
         head, tail = self._envelope(messages=[{"role": "user", "content": parts}])
-        return Body(head + url + tail, key, 1)
+        return Body(head + url + tail, key, 1, self._path)
 
     def _pages(self, count: int) -> Body:
         """A query with images; where they are not fresh, those of one query are some of the next one's."""
@@ -190,7 +195,7 @@ class Bodies:
                 asked = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
             field = "messages" if self._chat else "input"
             head, tail = self._envelope(**{field: asked if len(asked) > 1 else asked[0]})
-            found.append(Body(head + tail, key, len(texts)))
+            found.append(Body(head + tail, key, len(texts), self._path))
         return found
 
     def _text(self, words: Words, tokens: int) -> str:

@@ -33,8 +33,8 @@ class Load:
     """How each workload is driven, by ``clients`` processes for ``seconds`` after ``warm`` more.
 
     ``encoding`` is that of the answers, float or base64; without ``check`` nobody looks into them.
-    ``tolerance`` is how far from 1 a vector's length may be. With ``chat`` texts are conversations. ``key``
-    is an API key that is sent along.
+    ``tolerance`` is how far from 1 a vector's length may be. With ``chat`` texts are conversations. ``path``
+    is where inputs are embedded, and ``key`` an API key that is sent along.
     """
 
     words: Words
@@ -47,6 +47,7 @@ class Load:
     check: bool = True
     tolerance: float = 1e-3
     chat: bool = False
+    path: str = "/v1/embeddings"
     key: str | None = None
 
 
@@ -186,7 +187,13 @@ def run(plan: Plan, pipe: Connection) -> None:
     sends the outcome."""
     load = plan.load
     bodies = Bodies(
-        plan.workload, load.words, load.model_name, seed=plan.seed, encoding=load.encoding, chat=load.chat
+        plan.workload,
+        load.words,
+        load.model_name,
+        seed=plan.seed,
+        encoding=load.encoding,
+        chat=load.chat,
+        path=load.path,
     )
     pipe.send("ready")
     start = float(pipe.recv()) + load.warm
@@ -275,7 +282,8 @@ class _Load:
 
     def _good(self, body: Body, answer: bytes) -> bool:
         """Unit vectors or one score for each input, and the same for the same input as before."""
-        rows = orjson.loads(answer)["data"]
+        found = orjson.loads(answer)
+        rows = found["data"]
         if len(rows) != body.inputs:
             return False
         if "score" in rows[0]:
@@ -283,7 +291,7 @@ class _Load:
             self.outcome.checked += 1
             known = self.vectors.setdefault(body.key, scores)
             return bool(np.allclose(known, scores, rtol=_SCORES_SAME, atol=_SCORES_SAME))
-        vectors = np.concatenate([_vectors(row) for row in rows])
+        vectors = np.concatenate([matrix(row, found) for row in rows])
         if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=self.plan.load.tolerance):
             return False
         self.outcome.checked += 1
@@ -291,11 +299,15 @@ class _Load:
         return before.shape == vectors.shape and bool(((before * vectors).sum(axis=1) > _SAME).all())
 
 
-def _vectors(row: dict[str, Any]) -> np.ndarray:
-    """``[1, width]``, or a row for each token."""
-    embedding = row["embedding"]
+def matrix(row: dict[str, Any], answer: dict[str, Any]) -> np.ndarray:
+    """``[1, width]``, or a row for each token, of one of an answer's ``data``.
+
+    vLLM's base64 of a matrix lacks its shape, which are the tokens of an answer with one input.
+    """
+    embedding = row.get("embedding", row.get("data"))
     if isinstance(embedding, str):
-        return np.frombuffer(base64.b64decode(embedding), "<f4").reshape(row.get("shape", (1, -1)))
+        count = 1 if "embedding" in row else answer["usage"]["prompt_tokens"]
+        return np.frombuffer(base64.b64decode(embedding), "<f4").reshape(row.get("shape", (count, -1)))
     return np.atleast_2d(np.array(embedding, "<f4"))
 
 

@@ -14,7 +14,7 @@ import torch
 from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import GELU_TANH, Residual, Rows, activation_function
 from tessera.nn.fp8 import Fp8Weight
-from tessera.nn.kernels import fp8, gate
+from tessera.nn.kernels import fp8, gate, gemm
 from tessera.nn.layer import LayerNorm, Linear, RmsNorm
 
 if TYPE_CHECKING:
@@ -60,28 +60,40 @@ class Fp8(Fused):
         weight = linear.fp8
         if weight is None:
             return super().product(linear, rows_in)
-        if not isinstance(rows_in, tuple):
-            rows_in = fp8.quantise(rows_in, weight.input_scale)
-        return weight.product(*rows_in, bias)
+        return weight.product(*_quantised(rows_in, weight), bias)
 
     def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
-        if linear.fp8 is None and linear.feeds is None:
+        weight, feeds = linear.fp8, linear.feeds
+        if weight is None and feeds is None:
             return super().activated(linear, rows_in, activation)
+        scale = None if feeds is None else feeds.input_scale
+        if weight is not None and linear.float_bias is not None and gemm.activates_fp8(weight, activation):
+            rows_in = _quantised(rows_in, weight)
+            if len(rows_in[0]) >= gemm.LEAST_ROWS:
+                rows = gemm.activated_fp8(*rows_in, weight, linear.float_bias, activation, scale)
+                if scale is not None:
+                    return rows, scale.expand(len(rows), 1).contiguous()
+                return rows if feeds is None else fp8.quantise(rows)
         wide = self.product(linear, rows_in)
-        if linear.feeds is None:
+        if feeds is None:
             return activation_function(activation)(wide)
-        scale = linear.feeds.input_scale
         if activation in GELU_TANH:
             return fp8.gelu_tanh(wide, scale)
         return fp8.quantise(activation_function(activation)(wide), scale)
 
     def gated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
-        if linear.fp8 is None and linear.feeds is None:
+        weight, feeds = linear.fp8, linear.feeds
+        if weight is None and feeds is None:
             return super().gated(linear, rows_in, activation)
+        scale = None if feeds is None else feeds.input_scale
+        if weight is not None and activation == "silu" and linear.bias is None and gemm.gates_fp8(weight):
+            rows_in = _quantised(rows_in, weight)
+            if len(rows_in[0]) >= gemm.LEAST_ROWS:
+                rows = gemm.gated_fp8(*rows_in, weight)
+                return rows if feeds is None else fp8.quantise(rows, scale)
         both = self.product(linear, rows_in)
-        if linear.feeds is None:
+        if feeds is None:
             return gate.silu_gate(both) if activation == "silu" else gate_by(activation, both)
-        scale = linear.feeds.input_scale
         if activation == "silu":
             return fp8.silu_gate(both, scale)
         return fp8.quantise(gate_by(activation, both), scale)
@@ -92,3 +104,8 @@ class Fp8(Fused):
             super().add_product(stream, linear, rows_in)
         else:
             stream.pending = self._product(linear, rows_in, None if linear.deferred else linear.bias)
+
+
+def _quantised(rows_in: Rows, weight: Fp8Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs of ``weight``, as they are or made into FP8."""
+    return rows_in if isinstance(rows_in, tuple) else fp8.quantise(rows_in, weight.input_scale)

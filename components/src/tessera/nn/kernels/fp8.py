@@ -119,6 +119,9 @@ def _quantise(rows, out, scales, given, GIVEN: tl.constexpr, WIDTH: tl.constexpr
     _store_row(x, inside, at, row, out, scales, given, GIVEN, WIDTH)
 
 
+# Up to this width one warp holds a row in its registers.
+_NARROW = 2048
+
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """e4m3 ``[total, width]`` and float32 ``[total, 1]``, by which each row is to be multiplied."""
 
@@ -181,7 +184,10 @@ def add_layer_norm(
     """``rows += added``, in place, and the norm of that ``+ offset``; offset float32 ``[width]``."""
     other, add = (rows, False) if added is None else (added, True)
     given = (rows, other, offset, weight, bias)
-    return _launch(_add_layer_norm, rows.shape[1], *given, scale=scale, eps=eps, ADD=add, warps=4)
+    width = rows.shape[1]
+    # 28,672 rows of 1,152 on an H200 take 0.066 ms with one warp each and 0.097 with four.
+    warps = 1 if width <= _NARROW else 4
+    return _launch(_add_layer_norm, width, *given, scale=scale, eps=eps, ADD=add, warps=warps)
 
 
 def silu_gate(both: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
@@ -191,7 +197,7 @@ def silu_gate(both: torch.Tensor, scale: torch.Tensor | None = None) -> Quantise
 
 def gelu_tanh(rows: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
     """GELU in its tanh form of contiguous ``[total, width]``."""
-    return _launch(_gelu_tanh, rows.shape[1], rows, scale=scale, warps=8)
+    return _launch(_gelu_tanh, rows.shape[1], rows, scale=scale, warps=4)
 
 
 def quantise(rows: torch.Tensor, scale: torch.Tensor | None = None) -> Quantised:
