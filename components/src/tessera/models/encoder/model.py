@@ -14,7 +14,7 @@ import numpy as np
 from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import token_name
-from tessera.checkpoint.vocabulary import BERT_CLASSES, tokenizer_class
+from tessera.checkpoint.tokenizer_class import BERT_CLASSES, tokenizer_class
 from tessera.errors import CheckpointError
 from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts

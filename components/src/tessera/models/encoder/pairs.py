@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE, tokenizer_class
+from tessera.checkpoint.tokenizer_class import TOKENIZER_CONFIG_FILE, tokenizer_class
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
