@@ -192,6 +192,11 @@ class PlainTokenizer:
         """The id of an added token or of one in the vocabulary by its own spelling, None without one."""
         return self.tokenizer.token_to_id(name) if name not in self.added else self.id_of(name)
 
+    @property
+    def largest(self) -> int:
+        """The largest id of all tokens, which takes milliseconds to find."""
+        return max((*self.tokenizer.get_vocab(with_added_tokens=False).values(), *self.added_names))
+
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets of ``text``, without special tokens; raises ``UnicodeEncodeError``."""
         text.encode()  # the binding reports a lone surrogate as a TypeError that does not say what is wrong

@@ -37,7 +37,7 @@ _CLASS_OF_MODEL: Final = {
 _AS_WRITTEN: Final = frozenset({"ministral3", "mistral3", "siglip", "siglip2"})
 
 Wanted = Mapping[str, Sequence[object]]
-"""A part of a tokenizer: the values that each key may have, of which None stands for null and an absent key."""
+"""A part of a tokenizer: the values that each key may have, None for null and an absent key."""
 
 _BYTES: Final[Wanted] = {"type": ["ByteLevel"], "use_regex": [True, None]}
 _QWEN_SPLIT: Final[Wanted] = {
@@ -165,8 +165,9 @@ def replaced(directory: Path, values: Mapping[str, Any], unknown: str) -> dict[s
     settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
     name = tokenizer_class(directory)
     config = Section.read(directory / CONFIG_FILE, optional=True)
-    if config.string("model_type", "") not in _AS_WRITTEN:
-        _check(name, values, settings, unknown)
+    if config.string("model_type", "") in _AS_WRITTEN:
+        return {}
+    _check(name, values, settings, unknown)
     part, declared = "", {}
     if name in _BERT_PARTS:
         part = "normalizer"
@@ -181,8 +182,7 @@ def replaced(directory: Path, values: Mapping[str, Any], unknown: str) -> dict[s
         # Two spaces, or one at the end, would be tokens.
         split = [_SPLIT_AT_SPACES, values["pre_tokenizer"]]
         return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": split}}
-    given = values.get(part) or {}
-    changed = {key: value for key, value in declared.items() if given.get(key) != value}
+    changed = {key: value for key, value in declared.items() if values[part].get(key) != value}
     return {part: changed} if changed else {}
 
 
