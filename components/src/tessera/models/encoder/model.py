@@ -112,6 +112,9 @@ class EncoderModel(TowerModel):
         self._body: Body = body_of(config)
         self._types = text.types
         most = min(max_tokens, text.positions - self.unused_positions(config))
+        if declared.limit_of_tokenizer and declared.max_tokens is not None:
+            # Which of an encoder the reference counts without modules.json, too.
+            most = min(most, declared.max_tokens)
         TowerModel.__init__(self, path, text, options, max_tokens=most, declared=declared)
         self.marks = self._marks(path)
         usual = [self._tokenizer.find(end) for end in (self._body.first, self._body.last)]
