@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.decoder import check_architecture, max_positions
+from tessera.models.decoder import check_architecture, max_positions, read_theta, rope_section, rope_type
 from tessera.models.patches import PatchedVision
 from tessera.models.qwen3.config import read_text
 from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, read_normalisation, read_processor
@@ -85,7 +85,12 @@ def _vision(section: Section) -> VisionConfig:
     for key, value in (("in_channels", 3), ("temporal_patch_size", _FRAMES)):
         if section.integer(key, value) != value:
             raise section.error(key, f"must be {value}")
+    rope = rope_section(section)
+    rope_type(rope, ("default", "axial"))
     hidden, heads, layers = (section.integer(key) for key in ("hidden_size", "num_heads", "depth"))
+    # By which name transformers knows the same number, too.
+    if section.integer("num_attention_heads", heads) != heads:
+        raise section.error("num_attention_heads", f"must be num_heads {heads}")
     if hidden % (4 * heads):
         raise section.error(
             "hidden_size", f"must be a multiple of four times num_heads {heads}, for rotary positions"
@@ -111,4 +116,5 @@ def _vision(section: Section) -> VisionConfig:
         out_hidden=section.integer("out_hidden_size"),
         grid=isqrt(positions),
         deepstack=blocks,
+        theta=read_theta(rope, section, 10_000.0),
     )
