@@ -30,9 +30,10 @@ from tests.models.pairing import logits
 from tests.models.running import Given, Pair, batch_of, cosines, vectors
 from tests.references.families import reference_of
 
-pytestmark = pytest.mark.skipif(
-    find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"
-)
+pytestmark = [
+    pytest.mark.fuzzes,
+    pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"),
+]
 
 TEXTS: Final = (
     "river",
@@ -323,7 +324,7 @@ def test_scores_are_the_references_or_the_key_is_refused(
         return
     model: Any = open_model(path)
     reference = CrossEncoder(str(path), device="cpu")
-    assert model.max_tokens == reference.max_length
+    assert model.max_tokens == reference.max_seq_length
     texts = [(TEXTS[0], TEXTS[0]), (TEXTS[0], "bridge")]
     pairs = [Pair(query=Given(parts=(query,)), document=Given(parts=(text,))) for query, text in texts]
     expected = reference.predict(texts, batch_size=1)
