@@ -78,7 +78,7 @@ class Clip(TiledTowers):
         self.tiling = read_tiling(processor, size=size, patch=vision.patch_size, crops=True)
         first = self._tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
         self._last = self._tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
-        self._check_last(tower_section(config, "text_config", older=True))
+        self._check_last(tower_section(config, "text_config", first_years=True))
         self.marks = Marks((first,), (self._last,))
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
@@ -126,7 +126,7 @@ class Clip(TiledTowers):
 
 
 def _text(config: Section) -> EncoderSpec:
-    section = tower_section(config, "text_config", older=True)
+    section = tower_section(config, "text_config", first_years=True)
     layer, layers = read_layer(section, _DEFAULTS.text, _DEFAULTS)
     return EncoderSpec(
         vocab_size=section.integer("vocab_size", 49_408),
@@ -140,7 +140,7 @@ def _text(config: Section) -> EncoderSpec:
 
 def _vision(config: Section) -> tuple[int, VisionConfig]:
     """Read the edge of a tile in pixels, and the tower."""
-    section = tower_section(config, "vision_config", older=True)
+    section = tower_section(config, "vision_config", first_years=True)
     refuse_flags(section, "is_causal", why="; attention to the left alone is not supported")
     check_channels(section)
     layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
