@@ -153,8 +153,6 @@ def _written(spec: TowersSpec, path: Path, files: dict[str, Any]) -> Path:
 
 
 def _with_tokenizer(spec: TowersSpec, tokenizer: Any, size: int, path: Path) -> Model:
-    from dataclasses import replace
-
     folder = path / "model"
     folder.mkdir()
     _written(replace(spec, vocab_size=max(size, 600)), folder, {})
