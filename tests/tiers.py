@@ -27,7 +27,7 @@ MARKERS = {
     "images": ("all", "makes images and runs them, or makes what one or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
-    "fuzzes": ("all", "tries hundreds of requests that nobody wrote"),
+    "fuzzes": ("all", "tries hundreds of requests, or variations of files, that nobody wrote"),
     "operates": (
         "all",
         "runs a scheduler's job or a monitoring server around a service of its own, or changes its models",

@@ -325,8 +325,16 @@ def test_a_cross_encoder_has_its_activation_by_precedence(
     classes = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     write(tmp_path, "config.json", classes | config)
     write(tmp_path, "config_sentence_transformers.json", general)
+    without = read_declared(tmp_path).activation
+    write(
+        tmp_path,
+        "modules.json",
+        [{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
+    )
     declared = read_declared(tmp_path)
     assert (declared.task, declared.labels, declared.activation) == ("score", 1, activation)
+    # The reference does not read the file without modules.json.
+    assert (without == activation) is not bool(general)
 
 
 @pytest.mark.parametrize(

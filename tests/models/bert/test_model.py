@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tessera.checkpoint import tokenizer as tokenizer_module
+from tessera.checkpoint import tokenizer_class as tokenizer_module
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
@@ -135,7 +135,7 @@ def test_settings_of_the_tokenizer_are_part_of_the_fingerprint(
     agreeing = open_model(copied).fingerprint
     change(copied, "tokenizer_config.json", do_lower_case=False)
     changed = open_model(copied).fingerprint
-    monkeypatch.setattr(tokenizer_module, "_BERT_CLASSES", frozenset())
+    monkeypatch.setattr(tokenizer_module, "_BERT_PARTS", frozenset())
     assert open_model(copied).fingerprint != changed
     change(copied, "tokenizer_config.json", do_lower_case=True)
     before = open_model(copied).fingerprint

@@ -213,6 +213,9 @@ def test_the_activation_by_its_precedence(
     path = changed(written(ROBERTA_RERANK_TINY), tmp_path / "changed", config)
     if general:
         (path / "config_sentence_transformers.json").write_text(json.dumps(general))
+        # The reference does not read that file without this one.
+        first = {"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+        (path / "modules.json").write_text(json.dumps([first]))
     model = opened(path, **options)
     assert model.output.activation == activation
     # What an engine gives is the logit in any case.

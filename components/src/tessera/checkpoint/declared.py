@@ -313,7 +313,7 @@ def read_declared(directory: Path) -> Declared:
         task=task,
         task_key=task_key,
         causal=config.flag("is_causal") if config.has("is_causal") else None,
-        activation=_score_activation(config, general),
+        activation=_score_activation(config, beside),
         labels=labels,
         logit_score=modules.logit_score,
         truncate_dim=_optional(beside, "truncate_dim"),
@@ -623,7 +623,7 @@ def _task(
 def _files(directory: Path, modules: _Modules, general: Section) -> tuple[str, ...]:
     """Return the files that are there and declare something, from the transformer's folder, sorted."""
     names = [MODULES_FILE]
-    if modules.names or general.has("activation_fn") or general.has("model_type"):
+    if modules.names or general.has("model_type"):
         names.append(PROMPTS_FILE)
     for folder in filter(None, modules.folders):
         names.append(f"{folder}/{CONFIG_FILE}")

@@ -14,23 +14,12 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from tessera.checkpoint.section import Section
-from tessera.checkpoint.vocabulary import (
-    BERT_CLASSES,
-    VOCABULARY_FILES,
-    read_vocabulary,
-    special_tokens,
-    tokenizer_class,
-)
-from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from tessera.checkpoint.tokenizer_class import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from tessera.checkpoint.tokenizer_class import replaced
+from tessera.checkpoint.vocabulary import VOCABULARY_FILES, read_vocabulary, special_tokens
 from tessera.errors import CheckpointError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-
-# The classes of ``transformers`` that make their ``BertNormalizer`` by ``tokenizer_config.json``, or by their
-# defaults, whatever ``tokenizer.json`` says (4.57 and 5.24), and those that so make their ``ByteLevel``. The
-# others take the file as it is.
-_BERT_CLASSES: Final = frozenset((*BERT_CLASSES, "MPNetTokenizer"))
-_ROBERTA_CLASSES: Final = frozenset({"RobertaTokenizer"})
 
 # One of 262,144 tokens takes 33 MB.
 MOST_TOKENIZER_BYTES: Final = 128 << 20
@@ -155,9 +144,9 @@ class PlainTokenizer:
         stripped["added_tokens"] = kept
         if (section.values.get("model") or {}).get("type") == "Unigram":
             stripped["model"] = _without_control(section, added)
-        changes = _changes(directory, stripped)
+        changes = replaced(directory, section.values, token_name(directory, "unk_token", "[UNK]"))
         for part, changed in changes.items():
-            stripped[part] = {**stripped[part], **changed}
+            stripped[part] = changed if "type" in changed else {**stripped[part], **changed}
         if lower_case:
             given = stripped.get("normalizer")
             steps = [{"type": "Lowercase"}, *([given] if given else [])]
@@ -202,6 +191,11 @@ class PlainTokenizer:
     def find(self, name: str) -> int | None:
         """The id of an added token or of one in the vocabulary by its own spelling, None without one."""
         return self.tokenizer.token_to_id(name) if name not in self.added else self.id_of(name)
+
+    @property
+    def largest(self) -> int:
+        """The largest id of all tokens, which takes milliseconds to find."""
+        return max((*self.tokenizer.get_vocab(with_added_tokens=False).values(), *self.added_names))
 
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets of ``text``, without special tokens; raises ``UnicodeEncodeError``."""
@@ -274,28 +268,6 @@ def _read(directory: Path) -> Section:
             f"{path}: there is no such file; AutoTokenizer of transformers writes it with save_pretrained"
         )
     return made
-
-
-def _changes(directory: Path, values: Mapping[str, Any]) -> dict[str, dict[str, bool | None]]:
-    """Return the values of parts of a tokenizer that the checkpoint's class of tokenizers replaces."""
-    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
-    name = tokenizer_class(directory)
-    part, kind, declared = "", "", {}
-    if name in _BERT_CLASSES:
-        part, kind = "normalizer", "BertNormalizer"
-        declared = {
-            "lowercase": settings.flag("do_lower_case", True),
-            "strip_accents": settings.flag("strip_accents") if settings.has("strip_accents") else None,
-            "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
-        }
-    elif name in _ROBERTA_CLASSES:
-        part, kind = "pre_tokenizer", "ByteLevel"
-        declared = {"add_prefix_space": settings.flag("add_prefix_space", False)}
-    given = values.get(part)
-    if not isinstance(given, dict) or given.get("type") != kind:
-        return {}
-    changed = {key: value for key, value in declared.items() if given.get(key) != value}
-    return {part: changed} if changed else {}
 
 
 def _words(values: Mapping[str, Any], added: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:

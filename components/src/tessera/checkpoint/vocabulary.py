@@ -14,11 +14,11 @@ from typing import Any, Final
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 
-from tessera.checkpoint.section import CONFIG_FILE, Section
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer_class import BERT_CLASSES, TOKENIZER_CONFIG_FILE, tokenizer_class
 from tessera.errors import CheckpointError
 from tessera.small_files import read_regular
 
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 ADDED_TOKENS_FILE: Final = "added_tokens.json"
 WORDS_FILE: Final = "vocab.txt"
@@ -28,17 +28,7 @@ VOCABULARY_FILES: Final = (WORDS_FILE, *BPE_FILES)
 
 PIECES_FILES: Final = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
-BERT_CLASSES: Final = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
-"""The classes of BERT's kind, without ``Fast``."""
-
 _ROBERTA: Final = ("RobertaTokenizer",)
-_CLASS_OF_MODEL: Final = {
-    "bert": "BertTokenizer",
-    "distilbert": "DistilBertTokenizer",
-    "roberta": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer",
-}
 _OF_BERT: Final = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -56,18 +46,6 @@ _OF_ROBERTA: Final = {
     "mask_token": "<mask>",
 }
 _MOST_BYTES: Final = 64 << 20
-
-
-def tokenizer_class(directory: Path) -> str:
-    """Return the class of the tokenizer without ``Fast``, by its own settings or by the model's type.
-
-    Empty where neither says it; raises ``CheckpointError``.
-    """
-    settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
-    config = Section.read(directory / CONFIG_FILE, optional=True)
-    of_model = _CLASS_OF_MODEL.get(config.string("model_type", ""), "")
-    name = settings.string("tokenizer_class", config.string("tokenizer_class", of_model))
-    return name.removesuffix("Fast")
 
 
 def special_tokens(directory: Path, defaults: Mapping[str, str]) -> dict[str, str]:

@@ -103,18 +103,19 @@ def declared_text(
     kind: OutputKind,
     lower_case: bool = False,
     projects: bool = False,
+    causal: bool = True,
 ) -> TextSpec:
     """Return the tower with the pooling, the steps and the width that are declared, causal or not.
 
     With ``lower_case`` the family's texts become lower case where that is declared, and with ``projects``
-    steps are done for each token.
+    steps are done for each token. With ``causal`` attention is as ``is_causal`` has it.
     Raises ``CheckpointError`` for what the family does not do, and for sizes that do not fit.
     """
     check_task(declared, kind, family=family)
     if declared.lower_case and not lower_case:
         file = declared.transformer / TRANSFORMER_FILES[0]
         raise CheckpointError(f"{file}: do_lower_case is true, which family {family} does not do")
-    if declared.causal is not None:
+    if causal and declared.causal is not None:
         text = replace(text, layer=replace(text.layer, causal=declared.causal))
     if declared.pooling is not None:
         text = _pooled(text, declared)

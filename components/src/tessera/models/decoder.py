@@ -7,10 +7,12 @@ saving drops values that equal those defaults.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tessera.checkpoint.section import Section
 from tessera.nn.spec import LayerSpec, RopeSpec, RopeType
+
+_CONTEXT: Final = "original_max_position_embeddings"
 
 
 def read_layer(
@@ -68,11 +70,24 @@ def max_positions(section: Section) -> int:
 
 
 def rope_section(section: Section) -> Section:
-    """The object of RoPE: ``rope_scaling``, saved as ``rope_parameters`` by ``transformers`` from 5.0 on."""
-    for key in ("rope_parameters", "rope_scaling"):
+    """The object of RoPE: ``rope_scaling``, saved as ``rope_parameters`` by ``transformers`` from 5.0 on.
+
+    Raises ``CheckpointError`` where both are there and differ.
+    """
+    keys = ("rope_parameters", "rope_scaling")
+    if all(map(section.has, keys)) and _rope_values(section, keys[0]) != _rope_values(section, keys[1]):
+        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
+    for key in keys:
         if section.has(key):
             return section.section(key)
     return Section(path=section.path, prefix=section.prefix, values={})
+
+
+def read_theta(rope: Section, section: Section, default: float | None) -> float:
+    """Theta, which may stand in the object of RoPE or above it."""
+    if not rope.has("rope_theta"):
+        return section.number("rope_theta", default)
+    return rope.number("rope_theta")
 
 
 def rope_type(rope: Section, among: Sequence[str]) -> str:
@@ -86,17 +101,16 @@ def read_rope(section: Section, *, kinds: Sequence[RopeType]) -> RopeSpec:
 
     The keys are those of transformers' ``modeling_rope_utils``, and ``llama_4_scaling_beta`` of Ministral 3.
     """
-    keys = ("rope_parameters", "rope_scaling")
-    if all(map(section.has, keys)) and _rope_values(section, keys[0]) != _rope_values(section, keys[1]):
-        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
     rope = rope_section(section)
     kind = cast(RopeType, rope_type(rope, kinds))
     if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
         raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
-    fields: dict[str, Any] = {"theta": rope.number("rope_theta", section.number("rope_theta", 10000.0))}
+    fields: dict[str, Any] = {"theta": read_theta(rope, section, 10000.0)}
     beta = _number_or_zero(rope, "llama_4_scaling_beta")
     if beta or kind in ("llama3", "yarn"):
-        fields["original_max_positions"] = rope.integer("original_max_position_embeddings")
+        # Above the object it wins where it scales.
+        above = section if kind != "default" and section.has(_CONTEXT) else rope
+        fields["original_max_positions"] = above.integer(_CONTEXT)
         fields["query_beta"] = beta
     if kind != "default":
         fields["factor"] = rope.number("factor")

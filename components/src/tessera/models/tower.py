@@ -61,8 +61,9 @@ class TowerModel:
     tower: vectors of unit length, or scores as they are. ``takes_instructions`` says whether an input may
     have one, ``lowers_case`` whether texts become lower case where that is declared, ``finds_words`` whether
     texts hold added tokens that are not special, and ``projects_tokens``
-    whether modules behind the Transformer are done for each token. ``activation`` is of scores. ``marks`` are
-    the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
+    whether modules behind the Transformer are done for each token, and ``declares_causal`` whether
+    ``is_causal`` at the top of ``config.json`` is of the text tower. ``activation`` is of scores, ``marks``
+    are the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
     vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
     precedes the names of the vision tower's tensors, and ``normalisation`` each channel's mean and deviation.
@@ -78,6 +79,7 @@ class TowerModel:
     lowers_case: ClassVar[bool] = False
     finds_words: ClassVar[bool] = False
     projects_tokens: ClassVar[bool] = False
+    declares_causal: ClassVar[bool] = True
     activation: ScoreActivation = "sigmoid"
     marks: Marks = Marks()
     prompts: Mapping[Role, str] = NO_PROMPTS
@@ -110,6 +112,7 @@ class TowerModel:
             kind=self.kind,
             lower_case=self.lowers_case,
             projects=self.projects_tokens,
+            causal=self.declares_causal,
         )
         self.max_tokens, self._role_tokens = longest(max_tokens, self.declared)
         self.dimensions = frozenset(width for width in dimensions if width < self.text.width)

@@ -26,6 +26,7 @@ from tessera_tools.random_checkpoint.weights import (
 
 # The deviation in tables of tokens and positions.
 _TABLE: Final = 0.5
+_TYPED: Final = ("input_ids", "token_type_ids", "attention_mask")
 _PROMPTS: Final = {"query": "query: ", "document": "passage: "}
 
 
@@ -131,6 +132,7 @@ class EncoderSpec:
             "unk_token": unknown,
             "mask_token": mask,
             "model_max_length": self.max_positions - (2 if self.roberta else 0),
+            **({} if self.roberta or not self.scores else {"model_input_names": _TYPED}),
         }
 
     def _shapes(self) -> Shapes:

@@ -17,6 +17,7 @@ from tessera.checkpoint.tokenizer import token_name
 from tessera.checkpoint.weights import Shapes
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Prompt, Truncate
+from tessera.models.decoder import refuse_flags
 from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.two_towers.config import (
@@ -58,6 +59,8 @@ _DEFAULTS: Final = Defaults(
     },
 )
 _WIDTH: Final = 512
+_END: Final = 49_407
+_LARGEST: Final = 2
 
 
 class Clip(TiledTowers):
@@ -75,6 +78,7 @@ class Clip(TiledTowers):
         self.tiling = read_tiling(processor, size=size, patch=vision.patch_size, crops=True)
         first = self._tokenizer.id_of(token_name(path, "bos_token", "<|startoftext|>"))
         self._last = self._tokenizer.id_of(token_name(path, "eos_token", "<|endoftext|>"))
+        self._check_last(tower_section(config, "text_config", first_years=True))
         self.marks = Marks((first,), (self._last,))
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
@@ -88,6 +92,15 @@ class Clip(TiledTowers):
                 f"{param} has no end token {self._last}, whose state is the vector", param=param
             )
         return replace(made, tokens=made.tokens[: ends[0] + 1])
+
+    def _check_last(self, section: Section) -> None:
+        """Raise ``CheckpointError`` unless the reference pools the end token.
+
+        It pools the first token of the configured id, or the largest id where that is 2, as older files have.
+        """
+        end = section.integer("eos_token_id", _END, at_least=0)
+        if end != self._last and (end != _LARGEST or self._last != self._tokenizer.largest):
+            raise section.error("eos_token_id", f"is {end}, and texts end with the token {self._last}")
 
     @property
     def patches(self) -> int:
@@ -113,7 +126,7 @@ class Clip(TiledTowers):
 
 
 def _text(config: Section) -> EncoderSpec:
-    section = tower_section(config, "text_config")
+    section = tower_section(config, "text_config", first_years=True)
     layer, layers = read_layer(section, _DEFAULTS.text, _DEFAULTS)
     return EncoderSpec(
         vocab_size=section.integer("vocab_size", 49_408),
@@ -127,7 +140,8 @@ def _text(config: Section) -> EncoderSpec:
 
 def _vision(config: Section) -> tuple[int, VisionConfig]:
     """Read the edge of a tile in pixels, and the tower."""
-    section = tower_section(config, "vision_config")
+    section = tower_section(config, "vision_config", first_years=True)
+    refuse_flags(section, "is_causal", why="; attention to the left alone is not supported")
     check_channels(section)
     layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
     size, patch = read_sizes(section, image_size=224, patch_size=32)

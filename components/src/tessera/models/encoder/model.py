@@ -14,7 +14,7 @@ import numpy as np
 from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import token_name
-from tessera.checkpoint.vocabulary import BERT_CLASSES, tokenizer_class
+from tessera.checkpoint.tokenizer_class import BERT_CLASSES, tokenizer_class
 from tessera.errors import CheckpointError
 from tessera.models.base import ImagePlan, Int32Array
 from tessera.models.declared import role_prompts, skipped_prompts
@@ -112,6 +112,9 @@ class EncoderModel(TowerModel):
         self._body: Body = body_of(config)
         self._types = text.types
         most = min(max_tokens, text.positions - self.unused_positions(config))
+        if declared.limit_of_tokenizer and declared.max_tokens is not None:
+            # Which of an encoder the reference counts without modules.json, too.
+            most = min(most, declared.max_tokens)
         TowerModel.__init__(self, path, text, options, max_tokens=most, declared=declared)
         self.marks = self._marks(path)
         usual = [self._tokenizer.find(end) for end in (self._body.first, self._body.last)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.vocabulary import TOKENIZER_CONFIG_FILE, tokenizer_class
+from tessera.checkpoint.tokenizer_class import TOKENIZER_CONFIG_FILE, tokenizer_class
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
 from tessera.models.declared import score_activation
@@ -57,9 +57,7 @@ class CrossEncoder(EncoderModel):
         if tokenizer_class(path) not in TWO_ENDS:
             self._check_pair(first)
         self._first_token = np.array([first], np.int32)
-        settings = Section.read(path / TOKENIZER_CONFIG_FILE, optional=True)
-        inputs = settings.values.get("model_input_names")
-        self._untyped = isinstance(inputs, list) and "token_type_ids" not in inputs
+        self._untyped = self.typed and text.types > 1 and not gives_types(path)
         chosen = options.activation
         self.activation = score_activation(self.declared) if chosen == "declared" else chosen
         default = self.declared.default_prompt
@@ -141,6 +139,26 @@ class CrossEncoder(EncoderModel):
         text = side_text(side, images=False, lacking=self.lacking, param=param)
         ids = self._tokenizer.ids(before + text)
         return (ids, False) if most is None or len(ids) <= most else (ids[:most], True)
+
+
+def gives_types(path: Path) -> bool:
+    """Whether the tokenizer says of which text of a pair a token is; raises ``CheckpointError``.
+
+    The settings say it, else the class of the tokenizer: BERT's does, others do not. The general one of
+    transformers 4.57 did, and that of 5 does not.
+    """
+    settings = Section.read(path / TOKENIZER_CONFIG_FILE, optional=True)
+    inputs = settings.values.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    name = tokenizer_class(path)
+    if name == "PreTrainedTokenizer":
+        raise settings.error(
+            "model_input_names",
+            "is missing; releases of transformers differ in whether PreTrainedTokenizerFast gives a pair's"
+            ' tokens types: ["input_ids", "token_type_ids", "attention_mask"] says that it does',
+        )
+    return name in ("BertTokenizer", "ElectraTokenizer")
 
 
 def longest_first(query: int, document: int, room: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Final
 from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.weights import Shapes
-from tessera.models.decoder import check_architecture, max_positions, rope_section, rope_type
+from tessera.models.decoder import check_architecture, max_positions, read_theta, rope_section, rope_type
 from tessera.models.ministral3.config import read_pooling, read_text, with_defaults
 from tessera.models.nemotron_3_5_embed.images import Limits
 from tessera.models.patches import PatchedVision
@@ -169,7 +169,7 @@ def _vision(config: Section, text: TextSpec, *, norm_eps: float) -> VisionConfig
         layer=layer,
         patch_size=section.integer("patch_size", 16),
         merge=config.integer("spatial_merge_size", 2),
-        theta=rope.number("rope_theta", section.number("rope_theta", 10_000.0)),
+        theta=read_theta(rope, section, 10_000.0),
         width=text.layer.hidden,
         activation=config.string("projector_hidden_act", "gelu", among=_ACTIVATIONS),
         bias=config.flag("multimodal_projector_bias", False),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tessera.checkpoint.section import Section
-from tessera.models.decoder import read_layer, refuse_flags, rope_section, rope_type
+from tessera.models.decoder import read_layer, read_theta, refuse_flags, rope_section, rope_type
 from tessera.nn.spec import RopeSpec, TextSpec
 
-THETA: Final = 1_000_000.0
-"""The default of text models."""
+_THETA: Final = 10_000.0
 
 DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 """What a query is for that says nothing else."""
@@ -28,13 +27,15 @@ VISION_END: Final = "<|vision_end|>"
 IMAGE: Final = "<|image_pad|>"
 
 
-def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:
-    """Read the decoder; ``theta`` is the default, ``sections`` says that positions have three axes.
+def read_text(section: Section, *, sections: bool, levels: int = 0) -> TextSpec:
+    """Read the decoder; ``sections`` says that positions have three axes.
 
+    Without a theta it is that of ``transformers`` for text models; for three axes its releases differ in it.
     Raises ``CheckpointError`` for what no released Qwen3 embedding model has: biases, windows, scaled RoPE.
     """
     refuse_flags(section, "attention_bias", "use_sliding_window", why=", which is not supported")
-    layer = read_layer(section, activations=("silu",), head_dim=128, causal=True, qk_norm=True)
+    causal = section.flag("is_causal", True)
+    layer = read_layer(section, activations=("silu",), head_dim=128, causal=causal, qk_norm=True)
     rope = rope_section(section)
     rope_type(rope, ("default",))
     layers = section.integer("num_hidden_layers")
@@ -45,7 +46,7 @@ def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0
         layers=layers,
         layer=layer,
         rope=RopeSpec(
-            theta=rope.number("rope_theta", section.number("rope_theta", theta)),
+            theta=read_theta(rope, section, None if sections else _THETA),
             sections=_sections(rope, layer.head_dim) if sections else (),
             interleaved=sections,
         ),

@@ -15,7 +15,7 @@ from tessera.models.decoder import check_architecture, max_positions
 from tessera.models.marks import Marks
 from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.prompts import Run, Segment
-from tessera.models.qwen3.config import DEFAULT_TASK, END_OF_TEXT, THETA, read_text
+from tessera.models.qwen3.config import DEFAULT_TASK, END_OF_TEXT, read_text
 from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.nn.spec import TextSpec
 
@@ -75,7 +75,7 @@ def template(task: str) -> str:
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
     check_architecture(config, _ARCHITECTURES)
-    return read_text(config, theta=THETA, sections=False)
+    return read_text(config, sections=False)
 
 
 FAMILY: Family = OptionsFamily(

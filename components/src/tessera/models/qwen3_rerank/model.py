@@ -16,7 +16,7 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Family
 from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
-from tessera.models.qwen3.config import DEFAULT_TASK, THETA, read_text
+from tessera.models.qwen3.config import DEFAULT_TASK, read_text
 from tessera.models.qwen3.pairs import Qwen3Pairs, with_head
 from tessera.nn.spec import TextSpec
 
@@ -55,7 +55,7 @@ class Qwen3Rerank(Qwen3Pairs):
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes, with its head; raises ``CheckpointError``."""
-    text = read_text(config, theta=THETA, sections=False)
+    text = read_text(config, sections=False)
     return with_head(text, config, decoder=_DECODER, classifier=_CLASSIFIER)
 
 

@@ -38,7 +38,8 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Qwen3VLBody(PatchedImages):
     """Base of families whose towers are Qwen3-VL's."""
 
-    files = (*PatchedImages.files, PROCESSOR_FILE)
+    declares_causal = False
+    files = (*PatchedImages.files, PROCESSOR_FILE, "processor_config.json")
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("visual.", "vision."), ("language_model.", "text."))
 
     def __init__(

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.decoder import check_architecture, max_positions
+from tessera.models.decoder import check_architecture, max_positions, read_theta, rope_section, rope_type
 from tessera.models.patches import PatchedVision
 from tessera.models.qwen3.config import read_text
-from tessera.models.two_towers.images import HALF, PROCESSOR_FILE, read_channels
+from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, read_normalisation, read_processor
 from tessera.nn.spec import LayerSpec, TextSpec
 
 _ARCHITECTURES: Final = ("Qwen3VLForConditionalGeneration", "Qwen3VLModel", "Qwen3VLForEmbedding")
-_DEFAULT_THETA: Final = 5_000_000.0
 _FRAMES: Final = 2
 
 
@@ -59,19 +58,22 @@ def read_config(directory: Path, architectures: Sequence[str] = _ARCHITECTURES) 
     check_architecture(config, architectures)
     vision = _vision(config.section("vision_config"))
     section = config.section("text_config")
-    text = read_text(section, theta=_DEFAULT_THETA, sections=True, levels=len(vision.deepstack))
+    text = read_text(section, sections=True, levels=len(vision.deepstack))
     if vision.out_hidden != text.layer.hidden:
         raise section.error("hidden_size", f"must be out_hidden_size {vision.out_hidden} of vision_config")
-    processor = Section.read(directory / PROCESSOR_FILE, optional=True)
+    processor = read_processor(directory)
     for key, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge)):
         if processor.integer(key, expected) != expected:
             raise processor.error(key, f"must be {expected}, as in vision_config")
+    # Without a file as the released one has it, else as its class.
+    usual = (CLIP_MEAN, CLIP_STD) if processor.values else (HALF, HALF)
+    mean, std = read_normalisation(processor, mean=usual[0], std=usual[1])
     return ModelConfig(
         text=text,
         max_positions=max_positions(section),
         vision=vision,
-        mean=read_channels(processor, "image_mean", HALF),
-        std=read_channels(processor, "image_std", HALF, positive=True),
+        mean=mean,
+        std=std,
         image_token=config.integer("image_token_id", 151655, at_least=0),
         vision_start=config.integer("vision_start_token_id", 151652, at_least=0),
         vision_end=config.integer("vision_end_token_id", 151653, at_least=0),
@@ -83,7 +85,12 @@ def _vision(section: Section) -> VisionConfig:
     for key, value in (("in_channels", 3), ("temporal_patch_size", _FRAMES)):
         if section.integer(key, value) != value:
             raise section.error(key, f"must be {value}")
+    rope = rope_section(section)
+    rope_type(rope, ("default", "axial"))
     hidden, heads, layers = (section.integer(key) for key in ("hidden_size", "num_heads", "depth"))
+    # By which name transformers knows the same number, too.
+    if section.integer("num_attention_heads", heads) != heads:
+        raise section.error("num_attention_heads", f"must be num_heads {heads}")
     if hidden % (4 * heads):
         raise section.error(
             "hidden_size", f"must be a multiple of four times num_heads {heads}, for rotary positions"
@@ -109,4 +116,5 @@ def _vision(section: Section) -> VisionConfig:
         out_hidden=section.integer("out_hidden_size"),
         grid=isqrt(positions),
         deepstack=blocks,
+        theta=read_theta(rope, section, 10_000.0),
     )

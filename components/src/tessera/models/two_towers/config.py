@@ -48,10 +48,10 @@ class Defaults:
     vision: Mapping[str, int]
 
 
-def tower_section(config: Section, key: str) -> Section:
-    """Return the section of a tower; one whose key ends in ``_dict`` wins, as in files of the first years."""
+def tower_section(config: Section, key: str, *, first_years: bool = False) -> Section:
+    """Return the section of a tower; with ``first_years`` one ending in ``_dict`` wins, as of CLIP."""
     section = config.section(key) if config.has(key) else Section(path=config.path, prefix=key, values={})
-    if not config.has(f"{key}_dict"):
+    if not first_years or not config.has(f"{key}_dict"):
         return section
     older = config.section(f"{key}_dict")
     return Section(path=older.path, prefix=older.prefix, values={**section.values, **older.values})

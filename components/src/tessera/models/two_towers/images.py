@@ -25,6 +25,7 @@ CLIP_MEAN: Final[Channels] = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Final[Channels] = (0.26862954, 0.26130258, 0.27577711)
 HALF: Final[Channels] = (0.5, 0.5, 0.5)
 
+_USUAL_SIZE: Final = 224
 _RESAMPLES: Final = {2: Image.Resampling.BILINEAR, 3: Image.Resampling.BICUBIC}
 
 
@@ -71,53 +72,68 @@ class Tiling:
 def read_processor(directory: Path) -> Section:
     """Read what the checkpoint says of its images, empty if it says nothing; raises ``CheckpointError``.
 
-    Newer tools write it into ``processor_config.json``.
+    Newer tools write it into ``processor_config.json``, which wins, as in the reference.
     """
-    older = directory / PROCESSOR_FILE
-    if not older.exists():
-        newer = Section.read(directory / _NEWER_FILE, optional=True)
-        if newer.has("image_processor"):
-            return newer.section("image_processor")
-    return Section.read(older, optional=True)
+    newer = Section.read(directory / _NEWER_FILE, optional=True)
+    if newer.has("image_processor"):
+        return newer.section("image_processor")
+    return Section.read(directory / PROCESSOR_FILE, optional=True)
 
 
 def read_processing(processor: Section, *, resample: int, mean: Channels, std: Channels) -> Processing:
     """Read what follows the choice of a size; defaults are given. Raises ``CheckpointError``."""
-    for key in ("do_resize", "do_rescale", "do_normalize"):
-        if not processor.flag(key, True):
-            raise processor.error(key, "is false, which is not supported")
-    if abs(processor.number("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
-        raise processor.error("rescale_factor", "must be 1/255")
+    if not read_flag(processor, "do_resize", True):
+        raise processor.error("do_resize", "is false, which is not supported")
     chosen = processor.integer("resample", resample, at_least=0)
     if chosen not in _RESAMPLES:
         raise processor.error("resample", f"must be 2 (bilinear) or 3 (bicubic), not {chosen}")
-    return Processing(
-        resample=_RESAMPLES[chosen],
-        mean=read_channels(processor, "image_mean", mean),
-        std=read_channels(processor, "image_std", std, positive=True),
+    mean, std = read_normalisation(processor, mean=mean, std=std)
+    return Processing(resample=_RESAMPLES[chosen], mean=mean, std=std)
+
+
+def read_normalisation(processor: Section, *, mean: Channels, std: Channels) -> tuple[Channels, Channels]:
+    """Read how bytes become numbers; defaults are given. Raises ``CheckpointError``."""
+    for key in ("do_rescale", "do_normalize"):
+        if not read_flag(processor, key, True):
+            raise processor.error(key, "is false, which is not supported")
+    if abs(processor.number("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+        raise processor.error("rescale_factor", "must be 1/255")
+    return (
+        read_channels(processor, "image_mean", mean),
+        read_channels(processor, "image_std", std, positive=True),
     )
+
+
+def read_flag(processor: Section, key: str, default: bool) -> bool:
+    """Read a flag, which is false where it is ``null``: the reference looks at its truth."""
+    return processor.flag(key, False if key in processor.values else default)
 
 
 def read_tiling(processor: Section, *, size: int, patch: int, crops: bool) -> Tiling:
     """Read how images become tiles of ``size`` pixels, cut into patches of ``patch``.
 
-    ``crops`` is what is done where no file says it.
+    ``crops`` is what is done where no file says it. A file without a size has that of its class.
 
     Raises ``CheckpointError`` for tiles of another size.
     """
     kept, tile = size // patch * patch, {"height": size, "width": size}
-    resized = _size(processor, "size", {"shortest_edge": size} if crops else tile)
-    shortest = resized.get("shortest_edge")
-    if not processor.flag("do_center_crop", crops):
+    usual = _USUAL_SIZE if processor.values else size
+    resized = _size(
+        processor, "size", {"shortest_edge": usual} if crops else {"height": usual, "width": usual}
+    )
+    if processor.values.get("use_square_size"):
+        raise processor.error("use_square_size", "is true, which is not supported")
+    if not read_flag(processor, "do_center_crop", crops):
         if resized != tile:
             raise processor.error("size", f"must be {tile}, as the positions are, not {resized}")
         return Tiling(size=size, kept=kept, shortest=None)
-    if (cropped := _size(processor, "crop_size", tile)) != tile:
+    if (cropped := _size(processor, "crop_size", {"height": usual, "width": usual})) != tile:
         raise processor.error("crop_size", f"must be {tile}, as the positions are, not {cropped}")
     if resized == tile:
         return Tiling(size=size, kept=kept, shortest=None)
-    if shortest is None or shortest < size:
-        raise processor.error("size", f"must be a shortest_edge of at least {size}, not {resized}")
+    shortest = resized.get("shortest_edge", 0)
+    if shortest < size or len(resized) > 1:
+        raise processor.error("size", f"must be a shortest_edge of at least {size} alone, not {resized}")
     return Tiling(size=size, kept=kept, shortest=shortest)
 
 
@@ -132,8 +148,7 @@ def _size(processor: Section, key: str, default: dict[str, int]) -> dict[str, in
     if not isinstance(value, dict):
         raise processor.error(key, f"must be a number or an object of numbers, not {short(value)}")
     section = processor.section(key)
-    names = ("shortest_edge", "height", "width")
-    return {name: section.integer(name) for name in names if section.has(name)}
+    return {name: section.integer(name) for name in section.values if section.has(name)}
 
 
 def read_channels(processor: Section, key: str, default: Channels, *, positive: bool = False) -> Channels:

@@ -40,6 +40,7 @@ _ONE: Final = ImagePlan(units=1, rows=1)
 class TwoTowers(TowerModel):
     """Base of families of two towers; thread-safe once opened. An image is one unit and one row."""
 
+    declares_causal = False
     files = (*TowerModel.files, PROCESSOR_FILE, "processor_config.json")
 
     def __init__(
