@@ -41,6 +41,8 @@ _IDLE_SECONDS: Final = 0.05
 _FULL_SECONDS: Final = 1.0
 # For handshakes that are under way when no more connections are taken.
 _LAST_HANDSHAKES_SECONDS: Final = 1.0
+# For the answers of requests that are not waited for any longer.
+_LAST_ANSWERS_SECONDS: Final = 1.0
 # As uvicorn has it; the system may allow fewer (net.core.somaxconn).
 _BACKLOG: Final = 2048
 
@@ -252,6 +254,9 @@ class HttpServer(uvicorn.Server):
         for port in self.ports:
             await port.close()
         await super().shutdown(sockets)
+        if self.server_state.tasks:
+            # They were cancelled, and their clients are told so.
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_ANSWERS_SECONDS)
 
     def _protocol(self) -> asyncio.Protocol:
         # As the base class makes them for its own sockets.
