@@ -27,7 +27,10 @@ _MADE = "serve the model that it was made from"
         ("onnx/model.onnx", f"is for ONNX; {_MADE}"),
         ("openvino/openvino_model.xml", f"is for OpenVINO; {_MADE}"),
         ("tf_model.h5", "is for TensorFlow or Flax; save_pretrained of transformers writes safetensors"),
-        ("flax_model.msgpack", "is for TensorFlow or Flax; save_pretrained of transformers writes safetensors"),
+        (
+            "flax_model.msgpack",
+            "is for TensorFlow or Flax; save_pretrained of transformers writes safetensors",
+        ),
         (".cache/huggingface/download/x.incomplete", "is of a download that did not end; run it again"),
         (_SHARD, "is a shard without model.safetensors.index.json; run the download again"),
         ("consolidated.safetensors", "has another name than model.safetensors"),
@@ -37,7 +40,9 @@ def test_what_stands_in_the_place_of_weights_is_named(tmp_path: Path, name: str,
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     (tmp_path / "config.json").touch()
-    with pytest.raises(CheckpointError, match=f"no other weight format is read: {re.escape(f'{name} {said}')}$"):
+    with pytest.raises(
+        CheckpointError, match=f"no other weight format is read: {re.escape(f'{name} {said}')}$"
+    ):
         weight_files(tmp_path)
 
 

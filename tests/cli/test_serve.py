@@ -375,7 +375,6 @@ def test_what_the_machine_lacks_is_said_with_the_way_out(before: str, words: lis
     assert re.fullmatch(f"(tessera: this host: .*\n)?{said}", done.stderr), done.stderr
 
 
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

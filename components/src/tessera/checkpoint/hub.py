@@ -52,9 +52,9 @@ from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
 from tessera.checkpoint.tokenizer import TOKENIZER_FILE
+from tessera.checkpoint.unread import weights_instead
 from tessera.checkpoint.vocabulary import VOCABULARY_FILES
 from tessera.checkpoint.weight_names import ADAPTER_WEIGHTS, HEAD_FILES, WEIGHTS, first_of
-from tessera.checkpoint.unread import weights_instead
 from tessera.checkpoint.weights import named_weights, weights_lacking
 from tessera.errors import CheckpointError
 
@@ -205,7 +205,9 @@ class _Fetch:
         whole = first_of(WEIGHTS, files.__contains__)
         alone = ADAPTER_FILE in files and whole is None and not below
         if CONFIG_FILE not in files and not alone:
-            raise CheckpointError(f"{self.model}: has no {below}{CONFIG_FILE}, so it is no checkpoint{weights_instead(files)}")
+            raise CheckpointError(
+                f"{self.model}: has no {below}{CONFIG_FILE}, so it is no checkpoint{weights_instead(files)}"
+            )
         if not alone and whole is None:
             raise weights_lacking(self.model, files)
         if _has(folder, [file.path for file in described], modules=False) and _has(

@@ -488,7 +488,9 @@ class Service:
             frontends=urls,
             together=self.settings.frontends,
             # A host without a frontend has its workers to ask.
-            workers=[f"http://{place_of(host, port)}" for model in models for port in model.ports if not urls],
+            workers=[
+                f"http://{place_of(host, port)}" for model in models for port in model.ports if not urls
+            ],
             models={model.name if self.several else "": model.here for model in models},
         )
 
