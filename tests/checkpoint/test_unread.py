@@ -48,7 +48,7 @@ def test_what_stands_in_the_place_of_weights_is_named(tmp_path: Path, name: str,
 
 def test_nothing_is_guessed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(CheckpointError, match="no other weight format is read$"):
+    with pytest.raises(CheckpointError, match=r"no other weight format is read$"):
         weight_files(tmp_path)
     assert checkpoint_instead(tmp_path) == ""
 
@@ -59,7 +59,7 @@ def test_a_folder_without_a_configuration_leads_to_the_one_that_has_it(tmp_path:
     (snapshot / "1_Pooling").mkdir(parents=True)
     for folder in (snapshot, snapshot / "1_Pooling"):
         (folder / "config.json").touch()
-    with pytest.raises(CheckpointError, match="is no checkpoint: snapshots/abc in it has one; name that$"):
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: snapshots/abc in it has one; name that$"):
         family_of(tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_a_file_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").touch()
-    with pytest.raises(CheckpointError, match="bert/config.json: is a file; name the directory"):
+    with pytest.raises(CheckpointError, match=r"bert/config\.json: is a file; name the directory"):
         find("bert/config.json", recognise=family_of)
 
 

@@ -50,7 +50,7 @@ def add_flags(
 ) -> None:
     """Give the parser, or a group of it, the flags of the settings and of their parts, in their order.
 
-    A part's group is the parser's as well: argparse shows no group of a group, and since Python 3.14 has none.
+    A part's group is the parser's as well: argparse shows no group of a group, and has none from 3.14 on.
     """
     for field in fields_of(settings):
         if field.part is not None:

@@ -37,7 +37,7 @@ _KINDS: Final = tuple(
 
 
 def files_below(directory: str | os.PathLike[str]) -> list[str]:
-    """Return the files of a folder, and of those below it, by their paths from there; not all of very many."""
+    """Return the files of a folder, and of those below it, by their paths; not all of very many."""
     found = (
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, _, names in islice(os.walk(directory), _MOST_FOLDERS)

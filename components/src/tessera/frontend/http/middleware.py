@@ -149,7 +149,8 @@ class RequestMiddleware:
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
     counted under its route. ``waiting`` has the shapes of paths by what they begin with, whose routes wait
     for room themselves. Exceptions that no handler knows become the 500 here. ``keys`` is None
-    where the service is open to all, ``limiter`` where no key has a rate. What is cancelled while the service ``drains`` gets 503.
+    where the service is open to all, ``limiter`` where no key has a rate. What is cancelled
+    while the service ``drains`` gets 503.
     """
 
     def __init__(
