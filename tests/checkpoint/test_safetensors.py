@@ -63,7 +63,10 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**GOOD, "shape": [-2]}}, "malformed header entry"),
         ({"a": {**GOOD, "shape": [2.0]}}, "malformed header entry"),
         ({"a": {**GOOD, "shape": [3]}}, r"'a' of F32 \[3\] needs 12 bytes; its header says 0..8 of 8"),
-        ({"a": {**GOOD, "data_offsets": [4, 12]}}, "its header says 4..12 of 8"),
+        (
+            {"a": {**GOOD, "data_offsets": [4, 12]}},
+            "is cut short: it has [0-9]+ bytes, and tensor .a. ends at",
+        ),
     ],
 )
 def test_malformed_headers(tmp_path: Path, header: Any, message: str) -> None:

@@ -171,3 +171,42 @@ def test_a_service_that_lists_no_models(
 def test_no_service_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert models.main(["--url", "http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.startswith("tessera models: no answer from http://127.0.0.1:1: ")
+
+
+_INTERRUPTED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, {before})
+sys.meta_path.insert(0, Interrupting())
+from tessera.__main__ import main
+sys.argv = ["tessera", "models", "--json"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["tessera.cli.__main__", "tessera.cli.models"])
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(module: str) -> None:
+    program = _INTERRUPTED.format(module=module, before="signal.default_int_handler")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    # As nohup has it: it is not for this process.
+    program = _INTERRUPTED.format(module=module, before="signal.SIG_IGN")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)
+
+
+def test_ctrl_c_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "main", interrupted)
+    assert main(["models"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "tessera: stopped\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch.settings import LaunchSettings, SettingError, settings
 from tessera.launch.variables import encode_flags
 from tessera.worker.settings import parse as parse_worker
+from tests.e2e.service import free_ports
 
 
 def asked(folder: Path, text: str, *words: str) -> Asked:
@@ -349,6 +351,28 @@ def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, s
     assert done.returncode == status, done.stderr
     (line,) = done.stderr.splitlines(keepends=True)
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "said"),
+    [
+        ("ulimit -n 64", [], "tessera: ulimit -n 64: a process needs 256 descriptors at least\n"),
+        (
+            "export TMPDIR=/nowhere",
+            [],
+            r"tessera: /nowhere/tessera-run\.\w+: No such file or directory; TMPDIR names another place\n",
+        ),
+        ("true", ["--host", "nobody.invalid"], "tessera: --host nobody.invalid: .*[Nn]ame.*\n"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_with_the_way_out(before: str, words: list[str], said: str) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tessera.cli", "serve", "--port", str(port), *words]
+    done = subprocess.run(
+        ["bash", "-c", f'{before}; exec "$@"', "-", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(f"(tessera: this host: .*\n)?{said}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from urllib.parse import urlsplit
 
 import pytest
 
 from tessera.launch.listener import has_address, in_use, listens
+from tessera.terminal import place_of
 from tests.e2e.service import free_ports
 
 LISTEN = """
@@ -56,3 +58,12 @@ def test_an_address_may_be_this_machines(host: str) -> None:
 def test_an_address_of_another_machine_is_none_of_this() -> None:
     # Kept for documentation (RFC 5737).
     assert not has_address("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "place"), [("127.0.0.1", "127.0.0.1:80"), ("::1", "[::1]:80"), ("localhost", "localhost:80")]
+)
+def test_a_place_is_written_as_urls_have_it(host: str, place: str) -> None:
+    assert place_of(host, 80) == place
+    url = urlsplit(f"http://{place}/")
+    assert (url.hostname, url.port) == (host, 80)

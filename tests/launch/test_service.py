@@ -127,3 +127,17 @@ def test_workers_are_spread_and_told_their_shares(
         wanted("four", checkpoint, base, large[:-2] + "50", TESSERA_AGG_WORKERS="1"), leaving=("one",)
     )
     assert list(four.ports) == [base + 4]
+
+
+def test_the_urls_of_an_ipv6_address_can_be_asked(signals: Signals, checkpoint: Path) -> None:
+    """They are printed for people, and asked by what waits until the service is ready."""
+    settings = LaunchSettings.read({"TESSERA_HOST": "::1", "TESSERA_PORT": "8123", "TESSERA_FRONTENDS": "1"})
+    found = Service(
+        settings,
+        [WantedModel(settings=settings, split=False)],
+        python=sys.executable,
+        environment={},
+        signals=signals,
+        report=Report("text"),
+    )
+    assert found.urls == ["http://[::1]:8123"]

@@ -133,6 +133,11 @@ def test_what_fails_is_a_row_of_the_errors_and_the_status_says_so(tmp_path: Path
         ([".", "--out", "out", "--shard", "5/4"], 1, "--shard"),
         ([".", "--out", "out", "--dimensions", "7"], 1, "--dimensions 7"),
         ([".", "--out", "out", "--url", "http://127.0.0.1:9", "--patience-seconds", "0.1"], 1, "no answer"),
+        (
+            [".", "--out", "out", "--url", "http://127.0.0.1:9", "--patience-seconds", "2"],
+            1,
+            "asked again for 2 s (--patience-seconds)",
+        ),
         ([".", "--out", "out", "--url", "http://127.0.0.1:9", "--card-share", "1"], 2, "--card-share"),
         ([".", "--out", "out", "--model", "no/such/model"], 1, "no/such/model"),
     ],

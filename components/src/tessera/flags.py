@@ -43,14 +43,21 @@ def parse_flags(settings: type[S], argv: Sequence[str] | None = None, *, prog: s
     return read_flags(settings, parser.parse_args(argv))
 
 
-def add_flags(parser: argparse._ActionsContainer, settings: type[msgspec.Struct]) -> None:
-    """Give the parser, or a group of it, the flags of the settings and of their parts, in their order."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    settings: type[msgspec.Struct],
+    group: argparse._ArgumentGroup | None = None,
+) -> None:
+    """Give the parser, or a group of it, the flags of the settings and of their parts, in their order.
+
+    A part's group is the parser's as well: argparse shows no group of a group, and has none from 3.14 on.
+    """
     for field in fields_of(settings):
         if field.part is not None:
-            group = field.setting.group
-            add_flags(parser.add_argument_group(group) if group else parser, field.part)
+            title = field.setting.group
+            add_flags(parser, field.part, parser.add_argument_group(title) if title else group)
         elif field.setting.flag:
-            parser.add_argument(field.setting.flag, **_argument(field))
+            (group or parser).add_argument(field.setting.flag, **_argument(field))
 
 
 def read_flags(settings: type[S], parsed: argparse.Namespace) -> S:

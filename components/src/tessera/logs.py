@@ -148,7 +148,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser.add_argument_group("log"), LogSettings)
+    add_flags(parser, LogSettings, parser.add_argument_group("log"))
 
 
 def log_settings(argv: Sequence[str] | None = None) -> LogSettings:

@@ -28,6 +28,11 @@ def reason_of(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
+def place_of(host: str, port: object) -> str:
+    """Return ``HOST:PORT`` as a URL has it: an address of IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def no_answer(url: str, error: Exception) -> str:
     """Return the sentence that a service cannot be asked, and what helps where TLS is the reason."""
     reason = getattr(error, "reason", None) or error

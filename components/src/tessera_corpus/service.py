@@ -25,7 +25,7 @@ from tessera.local.vectors import with_others
 from tessera.models.base import OutputKind, Role
 from tessera.rows import Rows
 from tessera.settings import POSITIVE, Setting
-from tessera.terminal import no_answer
+from tessera.terminal import complain, no_answer
 from tessera_corpus.embedder import VectorSettings
 from tessera_corpus.item import Embedded, Failure, Item
 
@@ -88,6 +88,8 @@ class Service:
         """Raises ``ConfigError`` for an URL that is none."""
         self.url = settings.url.rstrip("/")
         self._patience = settings.patience_seconds
+        # Whether people were told, of requests that fail at the same time once.
+        self._waits = False
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             local = httpx2.URL(self.url).host in ("localhost", "127.0.0.1", "::1")
@@ -138,8 +140,12 @@ class Service:
                 if _UNTRUSTED in str(error):
                     raise ConfigError(no_answer(self.url, error)) from error
                 said, wait = f"no answer: {error or type(error).__name__}", 1.0
+                if not self._waits and time.monotonic() + wait <= until:
+                    self._waits = True
+                    complain(f"{self.url}: {said}; asked again for {self._patience:g} s (--patience-seconds)")
             else:
                 if answer.is_success:
+                    self._waits = False
                     return answer
                 said = f"{answer.status_code}: {said_of(answer)}"
                 if answer.status_code == 401:

@@ -43,6 +43,7 @@ from tessera.frontend.http.tls import Accepted, Certificate
 from tessera.frontend.service import Service
 from tessera.logs import RequestLine, note, serving
 from tessera.tasks import Deadline, own_cancellation
+from tessera.terminal import place_of
 from tessera_kserve import messages_pb2 as pb
 from tessera_kserve.call import Call
 from tessera_kserve.fields import Fields
@@ -146,8 +147,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Raises ``ConfigError`` where the port cannot be had."""
         settings = self._service.settings
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{self._port}"
+        address = place_of(settings.host, self._port)
         try:
             if self._certificate is None:
                 self._server.add_insecure_port(address)

@@ -52,6 +52,7 @@ from tessera.checkpoint.progress import Progress, size
 from tessera.checkpoint.section import CONFIG_FILE
 from tessera.checkpoint.source import HubModel, Source, is_adapter, is_commit
 from tessera.checkpoint.tokenizer import TOKENIZER_FILE
+from tessera.checkpoint.unread import weights_instead
 from tessera.checkpoint.vocabulary import VOCABULARY_FILES
 from tessera.checkpoint.weight_names import ADAPTER_WEIGHTS, HEAD_FILES, WEIGHTS, first_of
 from tessera.checkpoint.weights import named_weights, weights_lacking
@@ -204,9 +205,11 @@ class _Fetch:
         whole = first_of(WEIGHTS, files.__contains__)
         alone = ADAPTER_FILE in files and whole is None and not below
         if CONFIG_FILE not in files and not alone:
-            raise CheckpointError(f"{self.model}: has no {below}{CONFIG_FILE}, so it is no checkpoint")
+            raise CheckpointError(
+                f"{self.model}: has no {below}{CONFIG_FILE}, so it is no checkpoint{weights_instead(files)}"
+            )
         if not alone and whole is None:
-            raise weights_lacking(self.model)
+            raise weights_lacking(self.model, files)
         if _has(folder, [file.path for file in described], modules=False) and _has(
             folder, [below + name for name in self._weights(folder / below, files)]
         ):
@@ -287,7 +290,7 @@ class _Fetch:
         """The names of the weight files that are read, of those that the hub lists; an adapter's is last."""
         adapts, whole = ADAPTER_FILE in files, first_of(WEIGHTS, files.__contains__)
         if whole is None and not adapts:
-            raise weights_lacking(self.model)
+            raise weights_lacking(self.model, files)
         names = [] if whole is None else named_weights(folder, whole)
         names += [name for name in HEAD_FILES if name in files]
         if adapts:

@@ -203,7 +203,12 @@ def _tensor(path: Path, name: str, entry: Any, *, data: int, size: int) -> Store
         raise CheckpointError(f"{path}: tensor {name!r} {error}") from error
     dtype, shape = BY_SAFETENSORS[found.dtype], found.shape
     expected = math.prod(shape) * dtype.itemsize
-    if found.stop - found.start != expected or data + found.stop > size:
+    if found.stop - found.start == expected and data + found.stop > size:
+        raise CheckpointError(
+            f"{path}: is cut short: it has {size} bytes, and tensor {name!r} ends at {data + found.stop}; run"
+            " the download again"
+        )
+    if found.stop - found.start != expected:
         raise CheckpointError(
             f"{path}: tensor {name!r} of {found.dtype} {list(shape)} needs {expected} bytes;"
             f" its header says {found.start}..{found.stop} of {size - data}"

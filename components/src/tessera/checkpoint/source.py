@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.checkpoint.unread import no_directory
 from tessera.checkpoint.weight_names import WEIGHTS
-from tessera.errors import ConfigError
+from tessera.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,8 @@ def find(
 def _alone(model: str, revision: str, recognise: Callable[[Path], object], bar: bool) -> Source:
     if os.path.isdir(model):
         return _of_directory(model, revision)
+    if os.path.isfile(model):
+        raise CheckpointError(f"{model}: {no_directory(model)}")
     if (named := HubModel.named(model, revision)) is None:
         # Whoever opens it says what is missing.
         return Source(directory=Path(model))

@@ -5,7 +5,7 @@ Reads headers only, and no file that the index does not name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from tessera.checkpoint.pickled import weight_file
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
+from tessera.checkpoint.unread import files_below, weights_instead
 from tessera.checkpoint.weight_names import (
     ADAPTER_WEIGHTS,
     SINGLE_FILE,
@@ -45,6 +46,11 @@ def weight_files(directory: Path, used: Callable[[str], bool] = lambda name: Tru
     placed = index.section("weight_map").values
     needed = {file for name, file in placed.items() if used(name)}
     names = [name for name in _shards(index) if name in needed or (directory / name).exists()]
+    if missing := [name for name in names if not (directory / name).exists()]:
+        raise CheckpointError(
+            f"{index.path}: names {missing[0]}, which is not there: {len(missing)} of {len(names)} files are"
+            " missing; run the download again"
+        )
     files = {name: weight_file(directory / name) for name in names}
     held = {(tensor.name, name) for name, file in files.items() for tensor in file.tensors}
     for tensor, name in placed.items():
@@ -86,18 +92,18 @@ def _shards(index: Section) -> list[str]:
     return names
 
 
-def weights_lacking(where: object) -> CheckpointError:
-    """What is said of a checkpoint without a weight file that is read."""
+def weights_lacking(where: object, names: Iterable[str]) -> CheckpointError:
+    """What is said of a checkpoint without a weight file that is read; it has files of these names."""
     return CheckpointError(
         f"{where}: has neither {SINGLE_FILE} nor {STATE_FILE}, nor an index of shards; no other weight format"
-        " is read"
+        f" is read{weights_instead(names)}"
     )
 
 
 def _weights_name(directory: Path) -> str:
     name = first_of(WEIGHTS, lambda name: (directory / name).exists())
     if name is None:
-        raise weights_lacking(directory)
+        raise weights_lacking(directory, files_below(directory))
     return name
 
 

@@ -106,6 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _answer(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        complain("tessera: stopped")
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         if not _is_unread():
             raise
@@ -149,6 +152,8 @@ def _run(name: str, words: Sequence[str]) -> int:
         return 2
     with quick_imports():
         module = import_module(command.module)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return module.main(words, f"tessera {name}") or 0
     except OSError as error:

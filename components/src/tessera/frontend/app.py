@@ -90,6 +90,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         waiting={prefix: api.error for api in apis for prefix in api.waits_below},
         timeout_seconds=service.settings.limits.timeout_seconds,
         access_log_share=service.settings.access_log_share,
+        drains=service.draining.is_set,
     )
     # Outside the other, so that what it refuses is seen, and by browsers, too.
     return service.settings.cors.around(TraceMiddleware(guarded) if tracing.recording() else guarded)

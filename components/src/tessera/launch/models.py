@@ -77,10 +77,11 @@ class WantedModel:
     def check(self) -> None:
         """Raises ``SettingError`` for what can be no model."""
         settings = self.settings
-        if not os.path.isdir(settings.model_path) and settings.hub_model is None:
-            raise SettingError(
-                f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME"
-            )
+        path = settings.model_path
+        if not os.path.isdir(path) and (settings.hub_model is None or os.path.isfile(path)):
+            from tessera.checkpoint.unread import no_directory
+
+            raise SettingError(f"{settings.named('model_path')}: {no_directory(settings.model_path)}")
         for name in _EXPECTED:
             if not (getattr(settings, name) or "0").isdecimal():
                 raise SettingError(f"{settings.named(name)}: is not a whole number")
@@ -99,8 +100,11 @@ class WantedModel:
             )
             and not settings.is_adapter
         ):
+            from tessera.checkpoint.unread import checkpoint_instead
+
             raise SettingError(
                 f"{settings.named('model_path')}: there is no config.json in it, so it is no checkpoint"
+                f"{checkpoint_instead(settings.model_path)}"
             )
 
 

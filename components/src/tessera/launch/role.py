@@ -93,8 +93,11 @@ def command(
     if not settings.model_path and several is None:
         raise SettingError("TESSERA_MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
     # The process downloads that itself: it is the only one here that needs it.
-    if several is None and not os.path.isdir(settings.model_path) and settings.hub_model is None:
-        raise SettingError(f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME")
+    path = settings.model_path
+    if several is None and not os.path.isdir(path) and (settings.hub_model is None or os.path.isfile(path)):
+        from tessera.checkpoint.unread import no_directory
+
+        raise SettingError(f"{settings.named('model_path')}: {no_directory(settings.model_path)}")
     address = settings.host_address or settings.pod_ip
     if not (address or settings.host_interface):
         address = _address_towards_etcd(settings, environment)

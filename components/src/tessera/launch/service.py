@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -35,7 +37,7 @@ from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import described, on_cards, placed, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
 from tessera.machine import free_memory_bytes, this_machine
-from tessera.terminal import reason_of
+from tessera.terminal import place_of, reason_of
 
 if TYPE_CHECKING:
     from tessera.launch.ready import Expected
@@ -51,6 +53,9 @@ _STEP_SECONDS: Final = 0.1
 
 # Frontends map files of counters, 0.3 MB each: a system without room for them kills the process.
 _LEAST_FREE_BYTES: Final = 8 << 20
+
+# Each process has some 50 open before its first request, and a frontend half of the others for connections.
+_LEAST_DESCRIPTORS: Final = 256
 
 
 def status_of(run: Callable[[], None], report: Report) -> int:
@@ -143,7 +148,8 @@ class Service:
     @property
     def urls(self) -> list[str]:
         settings = self.settings
-        return [f"{settings.scheme}://{settings.dyn_http_host}:{port}" for port in self._http_ports]
+        host = settings.dyn_http_host
+        return [f"{settings.scheme}://{place_of(host, port)}" for port in self._http_ports]
 
     def check(self) -> None:
         """Look for what would fail later, before the environment is made, which may take minutes.
@@ -151,6 +157,9 @@ class Service:
         Raises ``SettingError``.
         """
         settings = self.settings
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most != resource.RLIM_INFINITY and most < _LEAST_DESCRIPTORS:
+            raise SettingError(f"ulimit -n {most}: a process needs {_LEAST_DESCRIPTORS} descriptors at least")
         host = settings.dyn_http_host
         if settings.frontends and not has_address(host):
             raise SettingError(f"{settings.named('dyn_http_host')}: this machine has no address {host}")
@@ -158,11 +167,11 @@ class Service:
         for port, setting in self._http_ports.items():
             if listens(host, port):
                 other = settings.other("dyn_http_port") if port == settings.dyn_http_port else ""
-                raise SettingError(f"{setting}: {in_use(f'{host}:{port}', port)}{other}")
+                raise SettingError(f"{setting}: {in_use(place_of(host, port), port)}{other}")
         # Frontends listen there each for itself, and so could those of another service of the same user.
         for flag, given in settings.door_ports.items() if settings.frontends else ():
             if given.isdigit() and int(given) and listens(host, int(given)):
-                raise SettingError(f"{flag} {given}: {in_use(f'{host}:{given}', int(given))}")
+                raise SettingError(f"{flag} {given}: {in_use(place_of(host, given), int(given))}")
         first, said = settings.dyn_system_port_base, settings.named("dyn_system_port_base")
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
@@ -362,9 +371,11 @@ class Service:
             )
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            said = f"cannot listen on {host}:{port}: {reason}"
+            said = f"cannot listen on {place_of(host, port)}: {reason}"
+            if isinstance(error, socket.gaierror | UnicodeError):
+                raise SettingError(f"{settings.named('dyn_http_host')}: {reason}") from error
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                said = f"{in_use(f'{host}:{port}', port)}{settings.other('dyn_http_port')}"
+                said = f"{in_use(place_of(host, port), port)}{settings.other('dyn_http_port')}"
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
     def find(self, model: Deployed) -> Steps[None]:
@@ -477,7 +488,9 @@ class Service:
             frontends=urls,
             together=self.settings.frontends,
             # A host without a frontend has its workers to ask.
-            workers=[f"http://{host}:{port}" for model in models for port in model.ports if not urls],
+            workers=[
+                f"http://{place_of(host, port)}" for model in models for port in model.ports if not urls
+            ],
             models={model.name if self.several else "": model.here for model in models},
         )
 
@@ -507,12 +520,14 @@ class Service:
     def _folder(self, name: str) -> Path:
         """A folder that is gone when the service is."""
         if self._folders is None:
-            self._folders = Folders()
+            try:
+                self._folders = Folders()
+                if self._folders.free_bytes < _LEAST_FREE_BYTES:
+                    raise OSError(errno.ENOSPC, "less than 8 MiB are left", self._folders.path)
+            except OSError as error:
+                said = f"{error.strerror}; TMPDIR names another place"
+                raise OSError(error.errno, said, error.filename) from error
             self.supervisor.inherited.append(self._folders.descriptor)
-            if self._folders.free_bytes < _LEAST_FREE_BYTES:
-                raise OSError(
-                    errno.ENOSPC, "less than 8 MiB are left, TMPDIR names another place", self._folders.path
-                )
         if name not in self._made:
             self._made[name] = self._folders.make(name)
         return self._made[name]

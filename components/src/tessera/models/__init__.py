@@ -11,6 +11,7 @@ from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared, transformer_directory
 from tessera.checkpoint.quantized import Quantization
 from tessera.checkpoint.source import Source
+from tessera.checkpoint.unread import checkpoint_instead
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.base import (
     Family,
@@ -140,7 +141,9 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     except FileNotFoundError as error:
         # Another module may be the first, which is refused by name.
         read_declared(directory)
-        raise CheckpointError(f"{config}: there is no such file, so {directory} is no checkpoint") from error
+        raise CheckpointError(
+            f"{config}: there is no such file, so {directory} is no checkpoint{checkpoint_instead(directory)}"
+        ) from error
     except OSError as error:
         raise CheckpointError(f"{config}: not readable: {error.strerror}") from error
     except ValueError as error:
@@ -152,7 +155,8 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     of_type = [family for family in known if model_type in family.model_types]
     if not of_type:
         served = sorted({name for family in known for name in family.model_types})
-        raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")
+        found = "has no model_type of" if model_type is None else f"model_type {model_type!r} is none of"
+        raise CheckpointError(f"{config}: {found} {served}; tessera models lists what is served")
     named = parsed.get("architectures")
     serving = [family for family in of_type if _serves(family, named)]
     tasks = {task: family for family in reversed(serving) if (task := _task_of(family)) is not None}

@@ -115,12 +115,13 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
     add_flags(parser, SearchSettings)
     try:
         take_variables(parser, SearchSettings)
-        parsed, more = parser.parse_known_args(arguments)
+        # A flag may stand between the directory and the text.
+        parsed, more = parser.parse_known_intermixed_args(arguments)
         if more and not any(word.startswith("-") for word in more):
             words = shlex.quote(" ".join([parsed.text, *more]))
             complain(f"{prog}: a text of several words goes in quotes: {prog} {parsed.directory} {words}")
             return 2
-        parser.parse_args(arguments)
+        parser.parse_intermixed_args(arguments)
         asked = _Asked(
             directory=parsed.directory,
             text=parsed.text,

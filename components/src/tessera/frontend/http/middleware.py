@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import defaultdict
@@ -18,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
-from tessera.errors import RateLimited, TesseraError
+from tessera.errors import RateLimited, TesseraError, Unavailable
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission
 from tessera.frontend.exchange import Exchange
@@ -148,7 +149,8 @@ class RequestMiddleware:
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
     counted under its route. ``waiting`` has the shapes of paths by what they begin with, whose routes wait
     for room themselves. Exceptions that no handler knows become the 500 here. ``keys`` is None
-    where the service is open to all, ``limiter`` where no key has a rate.
+    where the service is open to all, ``limiter`` where no key has a rate. What is cancelled
+    while the service ``drains`` gets 503.
     """
 
     def __init__(
@@ -164,8 +166,10 @@ class RequestMiddleware:
         waiting: Mapping[str, ErrorShape] | None = None,
         timeout_seconds: float = math.inf,
         access_log_share: float = 1.0,
+        drains: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
+        self._drains = drains
         self._seconds = timeout_seconds
         self._waiting = waiting or {}
         self._waits_below = tuple(self._waiting)
@@ -238,6 +242,13 @@ class RequestMiddleware:
             else:
                 with own_cancellation():
                     await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            # Nobody else cancels a request: who hangs up is no longer waited for.
+            if status or not self._drains() or (task := asyncio.current_task()) is None:
+                raise
+            task.uncancel()
+            exchange.failure = render(Unavailable("the service ends, and waits for this request no longer"))
+            await self._send_failure(exchange, sending)
         except Exception as error:
             exchange.unexpected = error
             if status:

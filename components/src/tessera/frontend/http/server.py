@@ -25,6 +25,7 @@ from tessera.frontend.http.connection import (
     raise_descriptor_limit,
 )
 from tessera.frontend.http.tls import Certificate, shake_hands
+from tessera.terminal import place_of
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _IDLE_SECONDS: Final = 0.05
 _FULL_SECONDS: Final = 1.0
 # For handshakes that are under way when no more connections are taken.
 _LAST_HANDSHAKES_SECONDS: Final = 1.0
+# For the answers of requests that are not waited for any longer.
+_LAST_ANSWERS_SECONDS: Final = 1.0
 # As uvicorn has it; the system may allow fewer (net.core.somaxconn).
 _BACKLOG: Final = 2048
 
@@ -88,7 +91,8 @@ class SharedPort:
         self._group.words[self._group.base + ACCEPTING] = 1
         for one in self.sockets:
             self._listen(one)
-            log.info("listening on %s://%s:%d", "https" if certificate else "http", *one.getsockname()[:2])
+            scheme = "https" if certificate else "http"
+            log.info("listening on %s://%s", scheme, place_of(*one.getsockname()[:2]))
 
     async def close(self) -> None:
         """Take no more; those in the queue are the other frontends'."""
@@ -235,8 +239,7 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers:
             for bound in server.sockets:
-                host, port = bound.getsockname()[:2]
-                log.info("listening on http://%s:%d", host, port)
+                log.info("listening on http://%s", place_of(*bound.getsockname()[:2]))
         for port in self.ports:
             port.open(
                 self._protocol,
@@ -251,6 +254,9 @@ class HttpServer(uvicorn.Server):
         for port in self.ports:
             await port.close()
         await super().shutdown(sockets)
+        if self.server_state.tasks:
+            # They were cancelled, and their clients are told so.
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_ANSWERS_SECONDS)
 
     def _protocol(self) -> asyncio.Protocol:
         # As the base class makes them for its own sockets.
@@ -269,5 +275,5 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     except (OSError, OverflowError, UnicodeError) as error:
         for one in made:
             one.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        raise ConfigError(f"cannot listen on {place_of(host, port)}: {error}") from error
     return made
