@@ -228,7 +228,7 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
         flags = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys), "--allow-private-media")
         arguments: dict[str, Any] = {}
         if options.commit is not None:
-            arguments["source"] = stack.enter_context(worktree(options.commit))
+            arguments["tree"] = stack.enter_context(worktree(options.commit))
         yield Deployment(
             model_path=stack.enter_context(installed()),
             engine={
