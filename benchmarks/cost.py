@@ -256,12 +256,15 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
         for each in options.inputs:
             bodies = iter(Bodies(WORKLOADS[each], words, NAME, seed=0, encoding="float"))
             counts: dict[str, list[float]] = {name: [] for name in counted}
+            # The same for both: how many words are new differs between bodies.
+            first_bodies = list(islice(bodies, _FIRST_REQUESTS))
             for one in counted.values():
-                one.send(islice(bodies, _FIRST_REQUESTS))
+                one.send(first_bodies)
             for turn in range(options.counts):
+                sent = list(islice(bodies, requests))
                 # A B B A: what a frontend does more of as it grows older is no difference between the two.
                 for name in sorted(counted, reverse=turn % 2 == 1):
-                    counts[name].append(counted[name].count(list(islice(bodies, requests))))
+                    counts[name].append(counted[name].count(sent))
                     print(each, name, f"{counts[name][-1]:.4f}", flush=True)
             first = next(iter(counts.values()))
             for name, found in counts.items():
@@ -278,10 +281,8 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
 
 def _print_functions(name: str, counts: Mapping[str, Mapping[str, float]]) -> None:
     """Print the functions of which a request runs more or less bytecodes than of the first commit's."""
-    (first, before), (last, now) = [*counts.items()][0], [*counts.items()][-1]
-    changes = {
-        function: now.get(function, 0.0) - before.get(function, 0.0) for function in {**before, **now}
-    }
+    (first, before), *_, (last, now) = *counts.items(), *counts.items()
+    changes = {function: now.get(function, 0.0) - before.get(function, 0.0) for function in {**before, **now}}
     largest = sorted(changes, key=lambda function: -abs(changes[function]))[:_MOST_FUNCTIONS]
     if first == last:
         largest = sorted(now, key=lambda function: -now[function])[:_MOST_FUNCTIONS]

@@ -1,4 +1,4 @@
-"""Counts what a frontend does, which other work on a machine leaves alone: its instructions, or its bytecodes.
+"""Counts what a frontend does, which other work on a machine leaves alone: instructions, or bytecodes.
 
 Instructions are counted by valgrind's callgrind: a frontend runs some fifty times as slowly, one thread at a
 time. Bytecodes are those of Python alone. What a frontend starts is not counted.

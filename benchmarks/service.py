@@ -33,9 +33,9 @@ class Deployment:
     """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
 
     ``tree`` is the working tree whose package runs, with the stand-ins of its own benchmarks. Frontends that
-    are not ``together`` have no seats of a group: each has a port of its own, and counts in memory of its own. ``beside`` is a number
-    of further models, each the same checkpoint under a name of its own with workers of its own. The command
-    of a frontend is added to ``before``, which becomes it.
+    are not ``together`` have no seats of a group: each has a port of its own, and counts in memory of its
+    own. ``beside`` is a number of further models, each the same checkpoint under a name of its own with
+    workers of its own. The command of a frontend is added to ``before``, which becomes it.
     """
 
     model_path: Path

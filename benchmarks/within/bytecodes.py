@@ -1,4 +1,4 @@
-"""Counts of the bytecodes of Python that a frontend runs, by function: the same for the same work anywhere."""
+"""Counts of the bytecodes of Python that a frontend runs, by function: alike for the same work anywhere."""
 
 from __future__ import annotations
 

@@ -50,8 +50,6 @@ BELOW: Final = tuple(
 """What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
 OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
 _HEAD_LENGTH: Final = b"inference-header-content-length"
-# Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
-_LARGE_BYTES: Final = 1 << 17
 SMALL_BODY_BYTES: Final = 1 << 16
 """Of an index and of registrations, which have a few short fields."""
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
@@ -288,16 +286,15 @@ class Routes:
         exchange.let_go()
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
         answer = await exchange.during(self._inference.infer(call, exchange))
-        return write_answer(answer, call, binary)
+        write = partial(write_answer, answer, call, binary)
+        return await exchange.during(self._inference.in_turn(write, exchange, answer.nbytes))
 
     async def _call(
         self, request: Request, exchange: Exchange, name: str, version: str
     ) -> tuple[Call, frozenset[str]]:
         body = await self._body(request, self._max_body_bytes)
         read = partial(read_call, body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
-        if len(body) <= _LARGE_BYTES:
-            return read()
-        return await exchange.during(self._inference.aside(read, exchange, nbytes=len(body)))
+        return await exchange.during(self._inference.in_turn(read, exchange, len(body)))
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)
