@@ -137,9 +137,10 @@ class Translated:
     forms: tuple[tuple[EmbedDtype, EncodingFormat], ...] = ()
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
-        """Prepare the request, pay for it and run it; raises ``ResponseTooLarge``, early if it can."""
+        """Prepare the request, pay for it and run it; raises ``ResponseTooLarge``, early for many inputs."""
         inputs = self.request.inputs
-        self._size(served.served, limits.max_response_bytes)
+        if len(inputs) > 1:
+            self._size(served.served, limits.max_response_bytes)
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
         if self.request.outputs:
             note(outputs=",".join(self.request.outputs))

@@ -353,6 +353,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse for as long as others need not wait; the rest waits for its round, or for answers."""
+        if len(data) <= _PARSED_BYTES and not (
+            self.flow.held or self._refused or self.pipeline or self._skipped_bytes
+        ):
+            # Most requests, whole.
+            self._parts = 0
+            self._parse(data)
+            if self._parts > _MOST_PARTS:
+                self.flow.hold()
+                self._parse_on_later()
+            return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
         self.flow.held = False
