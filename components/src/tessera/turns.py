@@ -1,10 +1,9 @@
-"""Turns on a bounded number of slots, on threads and on the event loop: by client and by priority."""
+"""Turns on a bounded number of slots: by client and by priority; threads that work in such turns."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +19,6 @@ from tessera.budgets import FairQueue
 T = TypeVar("T")
 
 _SHARE: Final = 4
-# Pieces of work in one round of the event loop, at most, and the time after which no other begins in it. A
-# short request is read in 30 µs: with a round of its own for each, a round costs more than the piece.
-_PIECES: Final = 8
-_ROUND_SECONDS: Final = 1e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -189,63 +184,3 @@ class Threads:
     def close(self) -> None:
         """Let the threads end behind the work that they are at."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-class LoopTurns:
-    """Runs functions on the event loop by turns, and lets it look at the network between them.
-
-    Reading a request or writing an answer takes from 30 µs to several milliseconds. When hundreds are ready
-    together, a client that comes then, to be refused or to ask for ``/health``, would wait for all of them.
-    Another key's request does not wait for them either. Owned by one event loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: FairQueue[Turn] = FairQueue()
-        # Pieces that have begun, or may begin, in this round, and the seconds that they took.
-        self._begun = 0
-        self._spent = 0.0
-        self._round_ends = False
-
-    async def run(self, work: Callable[[], T], client: str = "") -> T:
-        """Return the result of ``work``."""
-        if self._queue or self._begun >= _PIECES or self._spent >= _ROUND_SECONDS:
-            await self._wait(client)
-        else:
-            self._begun += 1
-        started = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self._spent += time.perf_counter() - started
-            if not self._round_ends:
-                self._end_round()
-
-    async def _wait(self, client: str) -> None:
-        turn = Turn(client, 1, 0, self._loop.create_future())
-        self._queue.push(turn)
-        try:
-            await turn.granted
-        except asyncio.CancelledError:
-            # Else it had been given a turn, which nobody takes.
-            if turn.in_queue:
-                self._queue.remove(turn)
-            raise
-
-    def _end_round(self) -> None:
-        self._round_ends = True
-        # In the loop's next round, not in this one.
-        self._loop.call_soon(self._begin_round)
-
-    def _begin_round(self) -> None:
-        self._round_ends = False
-        # As many as would take their time if they were like the last ones.
-        seconds = self._spent / max(1, self._begun)
-        self._begun, self._spent = 0, 0.0
-        while self._queue and self._begun < _PIECES and self._begun * seconds < _ROUND_SECONDS:
-            turn = self._queue.pop()
-            if not turn.granted.done():
-                turn.granted.set_result(None)
-                self._begun += 1
-        if self._begun:
-            self._end_round()

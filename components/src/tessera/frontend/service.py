@@ -16,7 +16,7 @@ from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
-from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.api.endpoint import Endpoint, LoopTurns
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.auth import ANONYMOUS, Authenticator
@@ -40,7 +40,7 @@ from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of, unli
 from tessera.models.declared import declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
-from tessera.turns import LoopTurns, Threads
+from tessera.turns import Threads
 
 log = logging.getLogger(__name__)
 

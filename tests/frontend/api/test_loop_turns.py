@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tessera.turns import LoopTurns
+from tessera.frontend.api.endpoint import LoopTurns
 
 
 async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
