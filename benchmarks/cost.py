@@ -275,8 +275,8 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
             if kind is Bytecodes:
                 _print_functions(each, {name: one.by_function for name, one in counted.items()})
     header = ("input", "frontend", "least, million", "median, million", "most, million", "share", "+-")
-    print(f"\n{kind.unit} of a request\n" + table(header, rows))
-    write_csv(options.out / f"{kind.unit}.csv", header, rows)
+    print(f"\nmillion {kind.name} of a request\n" + table(header, rows))
+    write_csv(options.out / f"{kind.name}.csv", header, rows)
 
 
 def _print_functions(name: str, counts: Mapping[str, Mapping[str, float]]) -> None:

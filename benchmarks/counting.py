@@ -29,7 +29,7 @@ _WRITES_SECONDS: Final = 60.0
 class Counter(ABC):
     """Counts in the frontend that this process has started by ``command`` with the same folder."""
 
-    unit: str
+    name: str
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,7 +73,7 @@ class Counter(ABC):
 class Instructions(Counter):
     """Counts instructions of the processor."""
 
-    unit = "million instructions"
+    name = "instructions"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -103,7 +103,7 @@ class Instructions(Counter):
 class Bytecodes(Counter):
     """Counts bytecodes; ``last`` has those of the last work by file and function, idle ones included."""
 
-    unit = "million bytecodes"
+    name = "bytecodes"
     last: Mapping[str, int]
 
     @staticmethod
