@@ -6,8 +6,8 @@ texts to vectors and does nothing else. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
 ``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
 ``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
-``--instructions`` counts those of the frontend instead, by valgrind and for one request at a time: they
-repeat within 3 % where five processes share a core, and within 14 % where ten do.
+``--instructions`` and ``--bytecodes`` count those of the frontend instead, for one request at a time, in
+turns as well: what decides where others use the machine. Each commit has the stand-ins of its own benchmarks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,8 +31,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from benchmarks import cpu, instructions, usage
+from benchmarks import cpu, usage
 from benchmarks.checkpoint import add_vocabulary
+from benchmarks.counting import Bytecodes, Counter, Instructions
 from benchmarks.free_family import DESCRIBED, USUAL, installed
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
@@ -58,7 +59,8 @@ _BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
 _LEAST_SHARE: Final = 0.01
-# Before instructions are counted.
+_MOST_FUNCTIONS: Final = 30
+# Before anything is counted.
 _FIRST_REQUESTS: Final = 40
 # Of a frontend under valgrind.
 _SLOW_START_SECONDS: Final = 400.0
@@ -150,13 +152,13 @@ def _wait(port: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """The package of another commit, for as long as it is compared with."""
+    """The working tree of another commit, for as long as it is compared with."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(_ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
         try:
-            yield tree / "components/src"
+            yield tree
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
@@ -232,52 +234,68 @@ def _ms(cost: Cost, spent: float) -> str:
     return f"{cost.each(spent) * 1e3:.3f}"
 
 
-def _instructions(options: argparse.Namespace) -> int:
-    """Count what a request has the frontend do, in millions of instructions; commits are counted in turns."""
+def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> None:
+    """Count what a request has the frontend do; commits are counted in turns."""
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed(family=options.family))
         new = replace(_deployment(options, checkpoint), frontends=1)
         services = {"this": new}
         if options.against is not None:
-            old = replace(new, source=stack.enter_context(worktree(options.against)))
+            old = replace(new, tree=stack.enter_context(worktree(options.against)))
             services = {options.against: old, "this": new}
         counted: dict[str, _Counted] = {}
         for name, deployment in services.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            slow = replace(deployment, before=instructions.command(folder))
+            slow = replace(deployment, before=kind.command(folder))
             (url,) = stack.enter_context(
                 service(slow, options.out / "logs" / name, timeout=_SLOW_START_SECONDS)
             )
-            counted[name] = _Counted(instructions.Counter(folder), url)
+            counted[name] = _Counted(kind(folder), url)
         rows: list[tuple[str, ...]] = []
         words = CheckpointWords(checkpoint)
         for each in options.inputs:
             bodies = iter(Bodies(WORKLOADS[each], words, NAME, seed=0, encoding="float"))
             counts: dict[str, list[float]] = {name: [] for name in counted}
+            # The same for both: how many words are new differs between bodies.
+            first_bodies = list(islice(bodies, _FIRST_REQUESTS))
             for one in counted.values():
-                one.send(islice(bodies, _FIRST_REQUESTS))
+                one.send(first_bodies)
             for turn in range(options.counts):
+                sent = list(islice(bodies, requests))
                 # A B B A: what a frontend does more of as it grows older is no difference between the two.
                 for name in sorted(counted, reverse=turn % 2 == 1):
-                    counts[name].append(counted[name].count(list(islice(bodies, options.instructions))))
-                    print(each, name, f"{counts[name][-1]:.3f}", flush=True)
+                    counts[name].append(counted[name].count(sent))
+                    print(each, name, f"{counts[name][-1]:.4f}", flush=True)
             first = next(iter(counts.values()))
             for name, found in counts.items():
                 shares = [value / other for value, other in zip(found, first, strict=True)]
                 error = 2 * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
                 figures = (min(found), statistics.median(found), max(found), statistics.mean(shares), error)
-                rows.append((each, name, *(f"{figure:.3f}" for figure in figures)))
+                rows.append((each, name, *(f"{figure:.4f}" for figure in figures)))
+            if kind is Bytecodes:
+                _print_functions(each, {name: one.by_function for name, one in counted.items()})
     header = ("input", "frontend", "least, million", "median, million", "most, million", "share", "+-")
-    print("\n" + table(header, rows))
-    write_csv(options.out / "instructions.csv", header, rows)
-    return 0
+    print(f"\nmillion {kind.name} of a request\n" + table(header, rows))
+    write_csv(options.out / f"{kind.name}.csv", header, rows)
+
+
+def _print_functions(name: str, counts: Mapping[str, Mapping[str, float]]) -> None:
+    """Print the functions of which a request runs more or less bytecodes than of the first commit's."""
+    (first, before), *_, (last, now) = *counts.items(), *counts.items()
+    changes = {function: now.get(function, 0.0) - before.get(function, 0.0) for function in {**before, **now}}
+    largest = sorted(changes, key=lambda function: -abs(changes[function]))[:_MOST_FUNCTIONS]
+    if first == last:
+        largest = sorted(now, key=lambda function: -now[function])[:_MOST_FUNCTIONS]
+    rows = [(each, *(f"{found.get(each, 0.0):.0f}" for found in counts.values())) for each in largest]
+    print(f"\nbytecodes of a request, {name}\n" + table(("function", *counts), rows), flush=True)
 
 
 class _Counted:
     """Sends requests to one frontend, one at a time."""
 
-    def __init__(self, counter: instructions.Counter, url: str) -> None:
+    def __init__(self, counter: Counter, url: str) -> None:
         self._counter = counter
+        self.by_function: dict[str, float] = {}
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_STARTS_SECONDS)
 
     def send(self, bodies: Iterable[Body]) -> None:
@@ -292,15 +310,25 @@ class _Counted:
                 answer.read()
 
     def count(self, bodies: Sequence[Body]) -> float:
-        """Return the millions of instructions of a request."""
-        return self._counter.of(partial(self.send, bodies)) / len(bodies) / 1e6
+        """Return what was counted of a request, in millions."""
+        counted = self._counter.of(partial(self.send, bodies)) / len(bodies) / 1e6
+        if isinstance(self._counter, Bytecodes):
+            # Without the folder of the working tree.
+            self.by_function = {
+                name.rpartition("components/src/")[2].rpartition("site-packages/")[2]: count / len(bodies)
+                for name, count in self._counter.last.items()
+            }
+        return counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.instructions:
-        return _instructions(options)
+    for kind, requests in ((Instructions, options.instructions), (Bytecodes, options.bytecodes)):
+        if requests:
+            _count(options, kind, requests)
+    if options.instructions or options.bytecodes:
+        return 0
     services: dict[str, Costs] = {}
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed(options.vocabulary, options.family))
@@ -315,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         new = _deployment(options, checkpoint)
         turns = [("this", new)]
         if options.against is not None:
-            old = replace(new, source=stack.enter_context(worktree(options.against)))
+            old = replace(new, tree=stack.enter_context(worktree(options.against)))
             turns = [(options.against, old), ("this", new), ("this", new), (options.against, old)]
         elif options.beside:
             several = replace(new, beside=options.beside)
@@ -356,7 +384,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=1.0, help="seconds before each window")
     parser.add_argument("--seconds", type=float, default=4.0, help="each window")
     parser.add_argument("--instructions", type=int, default=0, metavar="N", help="count those of N requests")
-    parser.add_argument("--counts", type=int, default=3, help="of the instructions, each of so many requests")
+    parser.add_argument("--bytecodes", type=int, default=0, metavar="N", help="count those of N requests")
+    parser.add_argument("--counts", type=int, default=3, help="each of so many requests")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
 

@@ -1,7 +1,8 @@
 """``python -m benchmarks.flood``: what another key feels, and a frontend's memory, while one key floods.
 
 One frontend and a worker whose engine costs nothing, so that what is felt is the service. For each flood of
-``floods``: the other key's latencies of a short text, a long one and a picture that a host has, the longest
+``floods``: the other key's latencies of a short text, a long one, a picture that a host has, and a text over
+KServe by HTTP and by gRPC, the longest
 time in which the frontend's loop did not answer ``/live``, the share of the time in which that loop had work
 and no processor, and memory: of the frontend at rest, at most, and after the flood; of the processes below it
 at most. And what a key learns of another by caches (``told``).
@@ -30,9 +31,22 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from benchmarks import told, usage
 from benchmarks.cost import worktree
-from benchmarks.floods import ALICE, FLOODS, MIB, SLOW_NAMES, PictureHost, Target
+from benchmarks.floods import (
+    ALICE,
+    FLOODS,
+    KSERVE,
+    MIB,
+    MODEL_INFER,
+    SLOW_NAMES,
+    PictureHost,
+    Target,
+    kserve_body,
+    kserve_message,
+)
 from benchmarks.free_family import installed
 from benchmarks.names import own_names
 from benchmarks.ports import free_ports
@@ -59,23 +73,43 @@ class Felt:
     failed: int = 0
 
 
-def _asks(target: Target) -> dict[str, Callable[[], bytes | None]]:
-    """Return the bodies that the other key sends, by kind; None asks for ``/live``."""
+_KINDS: Final = ("short", "long", "picture", "KServe", "gRPC")
+
+
+def _asks(target: Target, connection: http.client.HTTPConnection) -> dict[str, Callable[[], None]]:
+    """Return what asks with the other key, by kind, and raises an error for what is no answer."""
     numbers = count()
+    headers = {"Authorization": f"Bearer {_BOB}", "Content-Type": "application/json"}
 
-    def body(value: Any) -> bytes:
-        return json.dumps({"model": NAME, "input": value}).encode()
+    def ask(path: str, body: bytes | None = None) -> None:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        with connection.getresponse() as answer:
+            answer.read()
+        if answer.status != 200:
+            raise http.client.HTTPException(answer.status)
 
-    def picture() -> bytes:
+    def embed(value: Any) -> None:
+        ask("/v1/embeddings", json.dumps({"model": NAME, "input": value}).encode())
+
+    def picture() -> None:
         number = next(numbers)
         url = f"http://{target.host.format(number=number)}:{target.pictures}/{number}"
-        return body([{"type": "image_url", "image_url": {"url": url}}])
+        embed([{"type": "image_url", "image_url": {"url": url}}])
+
+    channel = grpc.insecure_channel(f"127.0.0.1:{target.grpc_port}")
+
+    def call() -> None:
+        message = kserve_message(NAME, f"{_SHORT} {next(numbers)}")
+        metadata = (("authorization", f"Bearer {_BOB}"),)
+        channel.unary_unary(MODEL_INFER)(message, metadata=metadata, timeout=_MOST_SECONDS)
 
     return {
-        "short": lambda: body(f"{_SHORT} {next(numbers)}"),
-        "long": lambda: body(f"{_LONG} {next(numbers)}"),
+        "short": lambda: embed(f"{_SHORT} {next(numbers)}"),
+        "long": lambda: embed(f"{_LONG} {next(numbers)}"),
         "picture": picture,
-        _LIVE: lambda: None,
+        "KServe": lambda: ask(KSERVE.format(model=NAME), kserve_body(f"{_SHORT} {next(numbers)}")),
+        "gRPC": call,
+        _LIVE: lambda: ask(_LIVE),
     }
 
 
@@ -83,29 +117,22 @@ def probe(target: Target, answers: Connection) -> None:
     """Ask until the connection has something to read, then give what was felt."""
     felt, over = Felt(), threading.Event()
 
-    def ask(kind: str, make: Callable[[], bytes | None]) -> None:
+    def ask(kind: str) -> None:
         seconds = felt.seconds.setdefault(kind, [])
-        headers = {"Authorization": f"Bearer {_BOB}", "Content-Type": "application/json"}
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_MOST_SECONDS)
+        once = _asks(target, connection)[kind]
         while not over.is_set():
-            body = make()
             began = time.monotonic()
             try:
-                if body is None:
-                    connection.request("GET", _LIVE)
-                else:
-                    connection.request("POST", "/v1/embeddings", body, headers)
-                with connection.getresponse() as answer:
-                    answer.read()
-                felt.failed += answer.status != 200
-            except (OSError, http.client.HTTPException):
+                once()
+            except (OSError, http.client.HTTPException, grpc.RpcError):
                 felt.failed += 1
                 connection.close()
             seconds.append(time.monotonic() - began)
             over.wait(_PAUSE_SECONDS)
         connection.close()
 
-    threads = [threading.Thread(target=ask, args=each) for each in _asks(target).items()]
+    threads = [threading.Thread(target=ask, args=(kind,)) for kind in (*_KINDS, _LIVE)]
     for thread in threads:
         thread.start()
     answers.recv()
@@ -154,9 +181,14 @@ def _command(pid: int) -> bytes:
 
 
 @contextmanager
-def running(main: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]:
+def running(main: Callable[..., None], *arguments: Any, nice: int = 0) -> Iterator[BaseProcess]:
     """Run a function in a process of its own, which is killed at the end."""
-    process = _FORK.Process(target=main, args=arguments, daemon=True)
+
+    def run() -> None:
+        os.nice(nice)
+        main(*arguments)
+
+    process = _FORK.Process(target=run, daemon=True)
     process.start()
     try:
         yield process
@@ -167,7 +199,7 @@ def running(main: Callable[..., None], *arguments: Any) -> Iterator[BaseProcess]
 
 _HEAD: Final = (
     "flood",
-    *(f"{kind} {share}, ms" for kind in ("short", "long", "picture") for share in ("p50", "p99")),
+    *(f"{kind} {share}, ms" for kind in _KINDS for share in ("p50", "p99")),
     "longest stall, ms",
     "loop waits for a processor",
     "failed",
@@ -176,8 +208,8 @@ _HEAD: Final = (
 )
 
 
-def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str, ...]:
-    """Run one flood for so many seconds, and return its row."""
+def measure(name: str, target: Target, seconds: float, rest: float, nice: int) -> tuple[str, ...]:
+    """Run one flood, so ``nice`` to the others, for so many seconds, and return its row."""
     frontend, flood = Process(), FLOODS[name](target)
     frontend.forget()
     target.answers[:] = [0] * len(target.answers)
@@ -186,7 +218,7 @@ def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str
     began, waited = time.monotonic(), frontend.waited_seconds()
     with running(probe, target, theirs):
         time.sleep(0.3)
-        with running(flood) as flooding:
+        with running(flood, nice=nice) as flooding:
             end = time.monotonic() + seconds
             while time.monotonic() < end and flooding.is_alive():
                 time.sleep(0.25)
@@ -200,7 +232,7 @@ def measure(name: str, target: Target, seconds: float, rest: float) -> tuple[str
     time.sleep(rest)
     stall = max(felt.seconds.pop(_LIVE))
     shares: list[float] = []
-    for kind in ("short", "long", "picture"):
+    for kind in _KINDS:
         # Few answers in a long wait are the wait.
         percent = statistics.quantiles(felt.seconds[kind] * 2, n=100, method="inclusive")
         shares += (percent[49], percent[98])
@@ -228,7 +260,7 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
         flags = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys), "--allow-private-media")
         arguments: dict[str, Any] = {}
         if options.commit is not None:
-            arguments["source"] = stack.enter_context(worktree(options.commit))
+            arguments["tree"] = stack.enter_context(worktree(options.commit))
         yield Deployment(
             model_path=stack.enter_context(installed()),
             engine={
@@ -273,7 +305,7 @@ def _floods(options: argparse.Namespace, host: PictureHost, target: Target) -> N
         for name in options.only:
             # Whoever names no slow hosts names others.
             asked = replace(target, host="fast{number}.example") if name == SLOW_NAMES else target
-            rows.append(measure(name, asked, options.seconds, options.rest))
+            rows.append(measure(name, asked, options.seconds, options.rest, options.nice))
             print(table(_HEAD, rows[-1:]).splitlines()[-1], flush=True)
     print(f"\n{options.commit or 'this tree'}\n" + table(_HEAD, rows))
     write_csv(options.out / f"flood-{options.commit or 'this'}.csv", _HEAD, rows)
@@ -299,6 +331,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="measure the package of this commit of the repository")
     parser.add_argument("--only", nargs="+", choices=[*FLOODS, _TOLD], default=[*FLOODS, _TOLD], help="these")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each flood")
+    parser.add_argument("--nice", type=int, default=0, help="of the process that floods")
     parser.add_argument("--rest", type=float, default=1.0, help="seconds from a flood to its last memory")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ import grpc
 import grpc.aio
 import numpy as np
 from PIL import Image
+
+from tessera_kserve import messages_pb2 as pb
 
 MIB: Final = 1 << 20
 ALICE: Final = "sk-alice-0123456789"
@@ -172,6 +175,10 @@ _KEY_LINE: Final = f"Authorization: Bearer {ALICE}\r\n"
 _CHUNKED: Final = f"POST {_EMBEDDINGS} HTTP/1.1\r\nHost: a\r\n{_KEY_LINE}Transfer-Encoding: chunked\r\n\r\n"
 
 
+# Without a key.
+_REFUSED: Final = f"POST {_EMBEDDINGS} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 40}\r\n\r\n"
+
+
 def places(target: Target) -> Callable[[], None]:
     """Hold 1,200 requests whose bodies do not come."""
 
@@ -235,7 +242,7 @@ def messages(
                         async for _ in infer(iter([raw] * 4), metadata=metadata, timeout=120):
                             target.answers[200] += 1
                     else:
-                        once = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                        once = channel.unary_unary(MODEL_INFER)
                         await once(raw, metadata=metadata, timeout=120)
                         target.answers[200] += 1
                 except grpc.aio.AioRpcError as error:
@@ -248,6 +255,82 @@ def messages(
     def flood(target: Target) -> Callable[[], None]:
         raw = make(target)
         return lambda: asyncio.run(send_all(target, raw))
+
+    return flood
+
+
+def kserve_body(text: str) -> bytes:
+    """Make a call of KServe in JSON."""
+    tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def kserve_message(model: str, text: str) -> bytes:
+    """Make a call of KServe as a message of gRPC."""
+    message = pb.ModelInferRequest(model_name=model)
+    tensor = message.inputs.add(name="text", shape=[1, 1], datatype="BYTES")
+    tensor.contents.bytes_contents.append(text.encode())
+    return bytes(message.SerializeToString())
+
+
+KSERVE: Final = "/v2/models/{model}/infer"
+MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def many(path: str, body: Callable[[Target], bytes], times: int) -> Flood:
+    """Return a flood of short requests, so many at once, each on a connection that is kept."""
+
+    def flood(target: Target) -> Callable[[], None]:
+        made = body(target)
+        head = f"POST {path.format(model=target.model)} HTTP/1.1\r\nHost: a\r\n{_KEY_LINE}"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(made)}\r\n\r\n"
+        request = head.encode() + made
+
+        async def ask() -> None:
+            while True:
+                with suppress(OSError, asyncio.IncompleteReadError):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+                    while True:
+                        writer.write(request)
+                        answer = await reader.readuntil(b"\r\n\r\n")
+                        length = re.search(rb"content-length: (\d+)", answer)
+                        assert length is not None, answer
+                        await reader.readexactly(int(length[1]))
+                        target.answers[int(answer[9:12])] += 1
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+        async def ask_all() -> None:
+            await asyncio.gather(*(ask() for _ in range(times)))
+
+        return lambda: asyncio.run(ask_all())
+
+    return flood
+
+
+def many_calls(times: int) -> Flood:
+    """Return a flood of short calls of gRPC, so many at once, over 8 connections."""
+
+    async def ask_all(target: Target, raw: bytes) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{target.grpc_port}", options=options) for _ in range(8)
+        ]
+
+        async def ask(number: int) -> None:
+            call = channels[number % len(channels)].unary_unary(MODEL_INFER)
+            while True:
+                try:
+                    await call(raw, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=120)
+                    target.answers[200] += 1
+                except grpc.aio.AioRpcError as error:
+                    target.answers[error.code().value[0]] += 1
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+        await asyncio.gather(*map(ask, range(times)))
+
+    def flood(target: Target) -> Callable[[], None]:
+        raw = kserve_message(target.model, "a short text")
+        return lambda: asyncio.run(ask_all(target, raw))
 
     return flood
 
@@ -314,8 +397,12 @@ FLOODS: Final[dict[str, Flood]] = {
     "requests behind each other": raw("", b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"),
     "1,200 bodies that do not come": places,
     "60 unread answers": unread,
+    "600 refused bodies without end": raw(_REFUSED, b" " * 65_536, 600),
     "30 half bodies": halves(_EMBEDDINGS),
-    "30 half bodies, KServe": halves("/v2/models/{model}/infer"),
+    "30 half bodies, KServe": halves(KSERVE),
+    "600 requests": many(_EMBEDDINGS, inputs("a short text"), 600),
+    "600 calls, KServe": many(KSERVE, lambda _: kserve_body("a short text"), 600),
+    "600 calls, gRPC": many_calls(600),
     "fresh pictures": fresh_pictures,
 }
 """By what is sent, at once and again and again."""

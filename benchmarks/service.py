@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import tessera
 from benchmarks.ports import free_ports
 from tessera.launch.port import Port
 from tessera.launch.ready import workers
@@ -33,10 +32,10 @@ _NAMESPACE: Final = "tessera"
 class Deployment:
     """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
 
-    ``source`` is the folder of the package ``tessera`` that runs. Frontends that are not ``together`` have
-    no seats of a group: each has a port of its own, and counts in memory of its own. ``beside`` is a number
-    of further models, each the same checkpoint under a name of its own with workers of its own. The command
-    of a frontend is added to ``before``, which becomes it.
+    ``tree`` is the working tree whose package runs, with the stand-ins of its own benchmarks. Frontends that
+    are not ``together`` have no seats of a group: each has a port of its own, and counts in memory of its
+    own. ``beside`` is a number of further models, each the same checkpoint under a name of its own with
+    workers of its own. The command of a frontend is added to ``before``, which becomes it.
     """
 
     model_path: Path
@@ -45,7 +44,7 @@ class Deployment:
     engine: dict[str, object]
     worker_flags: tuple[str, ...] = ()
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
-    source: Path = _ROOT / "components/src"
+    tree: Path = _ROOT
     together: bool = True
     beside: int = 0
     before: tuple[str, ...] = ()
@@ -69,10 +68,10 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
         environment = os.environ | {"DYN_FILE_KV": store}
-        if Path(tessera.__file__).parent.parent != deployment.source:
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [str(deployment.source), os.environ.get("PYTHONPATH", "")]
-            )
+        if deployment.tree != _ROOT:
+            paths = (deployment.tree, deployment.tree / "components/src", os.environ.get("PYTHONPATH", ""))
+            # Without the folder where this runs, which would come first.
+            environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
         try:
             places = _places(deployment)
             for number, (mode, port) in enumerate(zip(modes, found, strict=False)):

@@ -35,11 +35,23 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
 
 @pytest.mark.service
 @pytest.mark.measures
-@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
-def test_instructions_of_a_frontend(tmp_path: Path) -> None:
-    words = ["--inputs", "text-32", "tile", "--instructions", "10", "--out", str(tmp_path)]
-    subprocess.run([sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600)
-    with (tmp_path / "instructions.csv").open() as file:
+@pytest.mark.parametrize(
+    "what",
+    [
+        "bytecodes",
+        pytest.param(
+            "instructions",
+            marks=pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed"),
+        ),
+    ],
+)
+def test_what_a_frontend_does_is_counted(tmp_path: Path, what: str) -> None:
+    words = ["--inputs", "text-32", "tile", f"--{what}", "10", "--out", str(tmp_path)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600, stdout=subprocess.PIPE
+    )
+    with (tmp_path / f"{what}.csv").open() as file:
         counts = {row["input"]: figure(row["median, million"]) for row in csv.DictReader(file)}
     # A file of 50 kB in base64 is more work than 32 tokens: by a third, where counts spread by a tenth.
     assert 0 < counts["text-32"] < counts["tile"]
+    assert (b"tessera/frontend/api/endpoint.py:Endpoint.answer" in ran.stdout) == (what == "bytecodes")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.frontend.alone import MOST_TURN_MS, Alone, frontend_process
@@ -144,3 +147,23 @@ def test_a_string_that_is_no_text_is_named_by_every_form(alone: Alone) -> None:
 def test_one_long_thing_is_refused_at_once(alone: Alone, body: bytes, status: int, expected: str) -> None:
     answer = posted(alone, body)
     assert answer.status_code == status and expected in answer.text and len(answer.text) < 1000
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_large_answer_of_kserve_is_written_beside_the_loop(alone: Alone, binary: bool) -> None:
+    # Rows that are empty need no worker: their states are zeros.
+    shape = [64, 2048]
+    described = {"datatype": "INT64", "shape": shape, "parameters": {"binary_data_size": 64 * 2048 * 8}}
+    inputs = [{"name": name, **described} for name in ("input_ids", "attention_mask")]
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": binary}}).encode()
+    headers = {"inference-header-content-length": str(len(head))}
+    body = head + bytes(2 * 64 * 2048 * 8)
+    alone.watch_turns()
+    answer = alone.http.post("/v2/models/hidden/infer", content=body, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text[:200]
+    assert alone.longest_turn_ms < MOST_TURN_MS
+    length = int(answer.headers["inference-header-content-length"]) if binary else len(answer.content)
+    (output,) = json.loads(answer.content[:length])["outputs"]
+    assert output["shape"][:2] == shape
+    values = np.frombuffer(answer.content[length:], np.float32) if binary else np.array(output["data"])
+    assert values.size == math.prod(output["shape"]) > 4_000_000 and not values.any()

@@ -105,3 +105,8 @@ class Answer:
     id: str
     request_id: str
     outputs: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors, raw."""
+        return sum(tensor.nbytes for tensor in self.outputs)

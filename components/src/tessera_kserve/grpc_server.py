@@ -76,7 +76,7 @@ _STREAM: Final = "ModelStreamInfer"
 _STREAM_CALLS: Final = 64
 _TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# Larger messages are read on a thread.
+# Of larger messages contents are not copied.
 _LARGE_BYTES: Final = 1 << 18
 _CODES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -293,14 +293,12 @@ class GrpcServer:
     async def _inferred(
         self, message: _InferMessage, context: Context, exchange: Exchange
     ) -> pb.ModelInferResponse:
-        if (nbytes := len(message.raw)) > _LARGE_BYTES:
-            read = partial(message.read, exchange.peer)
-            call = await self._inference.aside(read, exchange, nbytes=nbytes)
-        else:
-            call = message.read(exchange.peer)
+        inference = self._inference
+        call = await inference.in_turn(partial(message.read, exchange.peer), exchange, len(message.raw))
         exchange.let_go()
-        exchange.deadline = self._inference.deadline(context.time_remaining(), call)
-        return write_answer(await self._inference.infer(call, exchange), call)
+        exchange.deadline = inference.deadline(context.time_remaining(), call)
+        answer = await inference.infer(call, exchange)
+        return await inference.in_turn(partial(write_answer, answer, call), exchange, answer.nbytes)
 
     def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
         async def answered(_: Messages, context: Context) -> bytes:

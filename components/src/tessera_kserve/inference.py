@@ -18,6 +18,7 @@ from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.pipeline import Work as Prepared
 from tessera.logs import note
 from tessera.tasks import Deadline
+from tessera.turns import Threads
 from tessera_kserve.call import Answer, Call
 from tessera_kserve.line import Line
 from tessera_kserve.models import (
@@ -49,8 +50,8 @@ EXTENSIONS: Final = (
 
 # A worker that is full says so; it is asked again after this.
 _PAUSE_SECONDS: Final = 0.005
-# Of a call that large, tensors are looked through on a thread: 3 MB take a millisecond.
-_LARGE_BYTES: Final = 1 << 18
+# Of a call that large, tensors are read on a thread: 3 MB raw take a millisecond, a row of pixels as JSON 40.
+_LARGE_BYTES: Final = 1 << 17
 
 
 class Inference:
@@ -91,15 +92,20 @@ class Inference:
             left = min(left, asked / 1e6)
         return Deadline.after(left)
 
-    async def aside(self, work: Callable[[], T], exchange: Exchange, *, nbytes: int = 0) -> T:
-        """Return the result of ``work``, which a thread does in the turn of the exchange's key.
+    async def in_turn(self, work: Callable[[], T], exchange: Exchange, nbytes: int) -> T:
+        """Return the result of ``work`` on so many bytes, in the turn of the exchange's key.
 
-        ``nbytes`` is the size of the body that the work is for.
+        A thread does what would keep the event loop.
         """
         service = self._service
-        threads = service.bodies if nbytes > LARGE_BODY_BYTES else service.threads
+        if nbytes <= _LARGE_BYTES:
+            return await service.turns.run(work, exchange.client)
+        return await self.aside(work, exchange, service.bodies if nbytes > LARGE_BODY_BYTES else None)
+
+    async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
+        """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
         async with exchange.deadline.bound():
-            return await threads.run(work, exchange.client)
+            return await (threads or self._service.threads).run(work, exchange.client)
 
     async def infer(self, call: Call, exchange: Exchange) -> Answer:
         """Answer a call that holds no place yet; raises ``TesseraError``."""
@@ -121,10 +127,7 @@ class Inference:
         check_outputs(offer, call)
         call = await self.regions.load(exchange.client, call, exchange.deadline)
         spent.batch = check_inputs(offer, call)
-        if call.nbytes > _LARGE_BYTES:
-            work = await self.aside(partial(offer.read, call), exchange)
-        else:
-            work = offer.read(call)
+        work = await self.in_turn(partial(offer.read, call), exchange, call.nbytes)
         exchange.count()
         self._check_size(work.nbytes)
         read = time.perf_counter()
@@ -132,8 +135,9 @@ class Inference:
         if work.request is not None:
             result = await self._run(offer, call, work, exchange, spent)
         computed = time.perf_counter()
-        made = work.write(result)
-        outputs = written(offer, call, made)
+        rows = () if result is None else result.outputs.values()
+        nbytes = max(work.nbytes, sum([each.nbytes for each in rows]))
+        outputs = await self.in_turn(lambda: written(offer, call, work.write(result)), exchange, nbytes)
         await self.regions.store(exchange.client, call, outputs, exchange.deadline)
         ended = time.perf_counter()
         spent.compute_input = read - began

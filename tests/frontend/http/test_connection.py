@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from tessera.errors import RequestError
 from tessera.frontend.http import connection
+from tessera.frontend.http import server as http_server
 from tessera.frontend.http.connection import Answer, ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
@@ -656,3 +657,49 @@ async def test_an_answer_is_being_sent_until_it_is_read(running: Running) -> Non
     assert len(await asyncio.wait_for(reader.readexactly(LARGE), 60)) == LARGE
     await until(lambda: not tasks)
     writer.close()
+
+
+async def test_what_nobody_reads_waits_for_its_turn_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "SKIPPING_SECONDS", 3600.0)
+    # A route that takes no POST, and a head that is refused: nothing of either is read.
+    head = b"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % LARGE
+    for refused in (head, b"nothing of HTTP\r\n\r\n"):
+        async with served(ConnectionLimits()) as running:
+            reader, writer = await running.connect()
+            writer.write(refused)
+            await reader.readuntil(b"\r\n\r\n")
+            (held,) = running.server.server_state.connections
+            writer.write(bytes(LARGE))
+            await until(lambda held=held: held.flow.read_paused)  # type: ignore[misc, union-attr]
+            other, asking = await running.connect()
+            asking.write(SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            assert [status for status, _ in await answers(other)] == [200]
+            asking.close()
+            writer.transport.abort()
+
+
+async def test_a_refused_body_is_skipped_to_its_end(long_heads: Running) -> None:
+    size = 2 << 20
+    last = SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+    async def send() -> list[int]:
+        reader, writer = await long_heads.connect()
+        writer.write(b"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+        writer.write(bytes(size) + last)
+        found = await answers(reader)
+        writer.close()
+        return [status for status, _ in found]
+
+    assert await asyncio.gather(*(send() for _ in range(8))) == [[405, 200]] * 8
+
+
+async def test_an_old_client_gets_no_interim_answer(running: Running) -> None:
+    head = b"POST /echo HTTP/%s\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    for version, begins in ((b"1.0", b"HTTP/1.1 200"), (b"1.1", b"HTTP/1.1 100")):
+        reader, writer = await running.connect()
+        writer.write(head % version)
+        if version == b"1.0":
+            writer.write(b"hi")
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
+        assert answer.startswith(begins)
+        writer.close()

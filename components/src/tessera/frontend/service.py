@@ -16,7 +16,7 @@ from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
-from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.api.endpoint import Endpoint, LoopTurns
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.auth import ANONYMOUS, Authenticator
@@ -86,6 +86,7 @@ class Service:
         # Workers divide what they take among those who ask: the frontends of one host are one.
         self._caller = f"frontends-{seat.name}" if seat else name
         self.group = group = FrontendGroup(seat)
+        self.turns = LoopTurns()
         self.threads = Threads(_THREADS, "aside")
         # One: several large bodies parsed at a time would take as many times the memory.
         self.bodies = Threads(1, "body")
@@ -117,7 +118,7 @@ class Service:
         self.models = Models(
             self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
-        self.endpoint = Endpoint(self.models, limits, self.threads, self.bodies)
+        self.endpoint = Endpoint(self.models, limits, self.turns, self.threads, self.bodies)
         # By slot. Of each there is one: a model may still be answering when the next one has its slot.
         self._entries: dict[int, SharedEntries] = {}
         self.tasks: set[asyncio.Task[None]] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera import tracing, wire
+from tessera.budgets import FairQueue
 from tessera.errors import (
     InvalidInput,
     ModelNotFound,
@@ -46,7 +46,7 @@ from tessera.frontend.serving.served import Served, ServedModel
 from tessera.frontend.settings import Limits
 from tessera.logs import note
 from tessera.models.base import Output, OutputKind
-from tessera.turns import Threads
+from tessera.turns import Threads, Turn
 
 ALL_KINDS: Final = frozenset(OutputKind)
 VECTORS: Final = frozenset((OutputKind.VECTOR,))
@@ -129,67 +129,64 @@ _PIECES: Final = 8
 _ROUND_SECONDS: Final = 1e-3
 
 
-class LoopFairness:
-    """Lets the event loop look at the network between pieces of work that block it.
+T = TypeVar("T")
 
-    Reading a request or writing an answer takes from 30 µs to several milliseconds. When a hundred are ready
+
+class LoopTurns:
+    """Runs functions on the event loop by turns, and lets it look at the network between them.
+
+    Reading a request or writing an answer takes from 30 µs to several milliseconds. When hundreds are ready
     together, a client that comes then, to be refused or to ask for ``/health``, would wait for all of them.
-    Owned by one event loop. ``async with`` is one turn: nothing may be awaited inside, and turns are given in
-    the order in which they were asked for.
+    Another key's request does not wait for them either. Owned by one event loop.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._under_way = False
+        self._queue: FairQueue[Turn] = FairQueue()
         # Pieces that have begun, or may begin, in this round, and the seconds that they took.
         self._begun = 0
         self._spent = 0.0
         self._round_ends = False
-        self._started = 0.0
 
-    async def __aenter__(self) -> None:
-        if self._under_way or self._waiting or self._begun >= _PIECES or self._spent >= _ROUND_SECONDS:
-            await self._wait()
+    async def run(self, work: Callable[[], T], client: str = "") -> T:
+        """Return the result of ``work``."""
+        if self._queue or self._begun >= _PIECES or self._spent >= _ROUND_SECONDS:
+            await self._wait(client)
         else:
             self._begun += 1
-        self._under_way = True
-        self._started = time.perf_counter()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._under_way = False
-        self._spent += time.perf_counter() - self._started
-        self._end_round()
-
-    async def _wait(self) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(waiter)
+        started = time.perf_counter()
         try:
-            await waiter
+            return work()
+        finally:
+            self._spent += time.perf_counter() - started
+            if not self._round_ends:
+                self._end_round()
+
+    async def _wait(self, client: str) -> None:
+        turn = Turn(client, 1, 0, self._loop.create_future())
+        self._queue.push(turn)
+        try:
+            await turn.granted
         except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
             # Else it had been given a turn, which nobody takes.
-            self._end_round()
+            if turn.in_queue:
+                self._queue.remove(turn)
             raise
 
     def _end_round(self) -> None:
-        if not self._round_ends:
-            self._round_ends = True
-            # In the loop's next round, not in this one.
-            self._loop.call_soon(self._begin_round)
+        self._round_ends = True
+        # In the loop's next round, not in this one.
+        self._loop.call_soon(self._begin_round)
 
     def _begin_round(self) -> None:
         self._round_ends = False
         # As many as would take their time if they were like the last ones.
         seconds = self._spent / max(1, self._begun)
         self._begun, self._spent = 0, 0.0
-        if self._under_way:
-            return
-        while self._waiting and self._begun < _PIECES and self._begun * seconds < _ROUND_SECONDS:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        while self._queue and self._begun < _PIECES and self._begun * seconds < _ROUND_SECONDS:
+            turn = self._queue.pop()
+            if not turn.granted.done():
+                turn.granted.set_result(None)
                 self._begun += 1
         if self._begun:
             self._end_round()
@@ -211,9 +208,10 @@ class Translated:
     forms: tuple[tuple[EmbedDtype, EncodingFormat], ...] = ()
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
-        """Prepare the request, pay for it and run it; raises ``ResponseTooLarge``, early if it can."""
+        """Prepare the request, pay for it and run it; raises ``ResponseTooLarge``, early for many inputs."""
         inputs = self.request.inputs
-        self._size(served.served, limits.max_response_bytes)
+        if len(inputs) > 1:
+            self._size(served.served, limits.max_response_bytes)
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
         if self.request.outputs:
             note(outputs=",".join(self.request.outputs))
@@ -318,7 +316,6 @@ def _too_large_answer(
 
 
 R = TypeVar("R", Result, Scores)
-T = TypeVar("T")
 
 
 class Task(Protocol[R]):
@@ -342,13 +339,15 @@ def _is_large(result: Result | Scores, output: Output) -> bool:
 class Endpoint:
     """Answers requests that the middleware has admitted."""
 
-    def __init__(self, models: Models, limits: Limits, threads: Threads, bodies: Threads) -> None:
-        """Write large answers on ``threads``, and read large bodies on ``bodies``."""
+    def __init__(
+        self, models: Models, limits: Limits, turns: LoopTurns, threads: Threads, bodies: Threads
+    ) -> None:
+        """Read and write in ``turns``, large answers on ``threads`` and large bodies on ``bodies``."""
         self.models = models
+        self._turns = turns
         self._threads = threads
         self._bodies = bodies
         self._limits = limits
-        self._fairness = LoopFairness()
         most = max(limits.request.inputs, limits.request.documents)
         self._brackets = max(BRACKETS, BRACKETS_AN_INPUT * most)
 
@@ -392,8 +391,7 @@ class Endpoint:
         result = await exchange.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
-        write = self._written_aside if _is_large(result, served.served.output) else self._written
-        body = await write(served, task, result, exchange)
+        body = await self._written(served, task, result, exchange)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
@@ -413,11 +411,14 @@ class Endpoint:
         if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
             served, task = await self._translate_aside(exchange, translate, kinds, first, name)
         else:
-            async with self._fairness:
+
+            def parse() -> tuple[ServedModel, T]:
                 with tracing.span("parse"):
                     parsed = self._parsed(exchange)
                     served = self.choose(exchange, parsed, kinds, first=first, name=name)
-                    task = translate(parsed, served.served)
+                    return served, translate(parsed, served.served)
+
+            served, task = await self._turns.run(parse, exchange.client)
         exchange.let_go()
         return served, task
 
@@ -441,19 +442,20 @@ class Endpoint:
         async with exchange.deadline.bound():
             return await exchange.during(self._bodies.run(work, exchange.client))
 
-    async def _written(self, served: ServedModel, task: Task[R], result: R, _: Exchange) -> ResponseBody:
-        async with self._fairness:
+    async def _written(
+        self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
+    ) -> ResponseBody:
+        """Write an answer, a large one beside the event loop."""
+
+        def write() -> ResponseBody:
             with served.metrics.format_seconds.time(), tracing.span("format"):
                 return task.write(result)
 
-    async def _written_aside(
-        self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
-    ) -> ResponseBody:
+        if not _is_large(result, served.served.output):
+            return await self._turns.run(write, exchange.client)
         # The other requests of this process go on between the blocks of the rows.
-        with served.metrics.format_seconds.time(), tracing.span("format"):
-            async with exchange.deadline.bound():
-                written = self._threads.run(partial(task.write, result), exchange.client)
-                return await exchange.during(written)
+        async with exchange.deadline.bound():
+            return await exchange.during(self._threads.run(write, exchange.client))
 
     def choose(
         self,

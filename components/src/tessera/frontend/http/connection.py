@@ -185,9 +185,10 @@ def max_connections() -> int:
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
-# A client that sends more than this at a time of what is not read waits for so long before the next: 25 MB/s.
+# A client that has sent so much of what is not read waits for its turn among all of those: one in so many
+# seconds. Of each the loop reads 256 KiB, in 0.1 ms.
 _SKIPPED_BYTES: Final = 64 << 10
-_SKIPPING_SECONDS: Final = 0.01
+SKIPPING_SECONDS: Final = 0.002
 # What a field of a head counts beside its name and its value, as in HTTP/2 (RFC 9113 6.5.2): 13,000 fields of
 # five bytes took the loop 30 ms, and need no key.
 _FIELD_BYTES: Final = 32
@@ -200,24 +201,31 @@ REFUSED_AT_ONCE: Final = 64
 
 
 class Rounds:
-    """Calls functions in order, one in each round of the event loop.
+    """Calls functions in order, one in each round of the event loop, or in so many ``seconds``.
 
     What comes on many connections so keeps the others waiting no longer than what comes on one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
         self._waiting: deque[Callable[[], None]] = deque()
 
     def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         """Call ``work`` in a later round."""
         self._waiting.append(work)
         if len(self._waiting) == 1:
+            self._go_on_later(loop)
+
+    def _go_on_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._seconds:
+            loop.call_later(self._seconds, self._go_on, loop)
+        else:
             loop.call_soon(self._go_on, loop)
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         work = self._waiting.popleft()
         if self._waiting:
-            loop.call_soon(self._go_on, loop)
+            self._go_on_later(loop)
         work()
 
 
@@ -283,11 +291,15 @@ class GuardedProtocol(HttpToolsProtocol):
         changed: Callable[[], None] = lambda: None,
         refuse: Callable[[Scope], Answer | None] = lambda scope: None,
         rounds: Rounds,
+        skips: Rounds,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        # Those in which all connections have their turns: to parse, and to drop what nobody reads.
         self._rounds = rounds
+        self._skips = skips
+        self._skipped_bytes = 0
         # What came and waits for its round.
         self._unparsed = b""
         # Of what is being parsed.
@@ -306,6 +318,8 @@ class GuardedProtocol(HttpToolsProtocol):
         # Why, where an earlier request is still to be answered.
         self._held: Failure | None = None
         self._in_body = False
+        # Of the body that is being read.
+        self._read_bytes = 0
         self._leaving = False
         # What came since some of a body did: chunks' sizes and extensions, or a trailer.
         self._coding_bytes = 0
@@ -339,15 +353,32 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse for as long as others need not wait; the rest waits for its round, or for answers."""
+        if len(data) <= _PARSED_BYTES and not (
+            self.flow.held or self._refused or self.pipeline or self._skipped_bytes
+        ):
+            # Most requests, whole.
+            self._parts = 0
+            self._parse(data)
+            if self._parts > _MOST_PARTS:
+                self.flow.hold()
+                self._parse_on_later()
+            return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
         self.flow.held = False
+        if self._refused:
+            self._skipped_bytes += len(data)
         at = self._parts = self._body_bytes = 0
-        while at < len(data) and self._parts <= _MOST_PARTS and not self.pipeline:
+        while at < len(data) and self._parts <= _MOST_PARTS and not self.pipeline and not self._refused:
             self._parts = 0
-            self._parse(data[at : at + _PARSED_BYTES])
-            at += _PARSED_BYTES
+            size = max(_PARSED_BYTES, self._announced_bytes()) if self._in_body else _PARSED_BYTES
+            self._parse(data[at : at + size])
+            at += size
+        if self._skipped_bytes >= _SKIPPED_BYTES:
+            self._skip()
         framing = len(data) - self._body_bytes
+        if self._refused:
+            return
         # The loop would read 8 MB of extensions at once.
         if at < len(data) or self._parts > _MOST_PARTS or framing > _SKIPPED_BYTES:
             self._unparsed = data[at:]
@@ -363,10 +394,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.data_received(b"")
             self._skip_more()
 
+    def _announced_bytes(self) -> int:
+        """Return what is to come of a body of known length, which is one part however much of it comes."""
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        return int(length) - self._read_bytes
+
     def _parse(self, data: bytes) -> None:
-        if self._refused:
-            self._skip(data)
-            return
         before = self._in_head
         self._coding_bytes += len(data)
         try:
@@ -441,7 +474,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # It comes again without its offer.
             return
-        if (problem := host_problem(self.headers, self.parser.get_http_version())) is not None:
+        version = self.parser.get_http_version()
+        if version != "1.1":
+            # A client of 1.0 would take it for the answer (RFC 9110 10.1.1).
+            self.expect_100_continue = False
+        if (problem := host_problem(self.headers, version)) is not None:
             self._refusal = render_status(400, problem)
             raise ValueError(problem)
         self._disarm()
@@ -450,7 +487,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._in_head = False
         self._in_body = True
-        self._head_bytes = self._coding_bytes = 0
+        self._head_bytes = self._coding_bytes = self._read_bytes = 0
 
     def _refuse_connect(self) -> NoReturn:
         self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
@@ -460,19 +497,21 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._parts += 1
         self._body_bytes += len(body)
+        self._read_bytes += len(body)
         self._coding_bytes = 0
         super().on_body(body)
         if self.cycle.response_complete:
-            self._skip(body)
+            self._skipped_bytes += len(body)
 
-    def _skip(self, data: bytes) -> None:
+    def _skip(self) -> None:
         """Leave the others their time, where somebody goes on to send what nobody reads.
 
         The loop would read 8 MB of it at once, and from 30 connections that takes 0.5 s.
         """
-        if len(data) >= _SKIPPED_BYTES and not self.flow.read_paused:
+        self._skipped_bytes = 0
+        if not self.flow.read_paused:
             self.flow.pause_reading()
-            self.loop.call_later(_SKIPPING_SECONDS, self._skip_more)
+            self._skips.wait(self.loop, self._skip_more)
 
     def _skip_more(self) -> None:
         if not self.transport.is_closing() and not self.pipeline:

@@ -17,6 +17,7 @@ from tessera.errors import ConfigError
 from tessera.frontend.group import ACCEPTING, CONNECTIONS, FrontendGroup, Seat
 from tessera.frontend.http.connection import (
     REFUSED_AT_ONCE,
+    SKIPPING_SECONDS,
     Answer,
     ConnectionLimits,
     GuardedProtocol,
@@ -209,7 +210,14 @@ class HttpServer(uvicorn.Server):
                 app,
                 host=host,
                 port=shared.own_port if shared else port,
-                http=partial(GuardedProtocol, limits=limits, refuse=refuse, rounds=Rounds(), **changed),  # type: ignore[arg-type]
+                http=partial(
+                    GuardedProtocol,
+                    limits=limits,
+                    refuse=refuse,
+                    rounds=Rounds(),
+                    skips=Rounds(SKIPPING_SECONDS),
+                    **changed,
+                ),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 # Its own configuration would write lines of another form, past ours.

@@ -416,11 +416,12 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     items = len(share.indices)
     if any(not 0 <= position < items for position in reply.failures):
         raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-    failed = reply.failures
-    counts = [
-        [0 if position in failed else of_items[index] for position, index in enumerate(share.indices)]
-        for of_items in request.counts
-    ]
+    failed, counts = reply.failures, request.counts
+    if failed or items != len(counts[0]):
+        counts = [
+            [0 if position in failed else of_items[index] for position, index in enumerate(share.indices)]
+            for of_items in counts
+        ]
     if reply.counts != tuple(counts[0]) or len(reply.cached_tokens) != items:
         raise ProtocolError(f"{worker} sent rows of other items than it was asked for")
     given_rows: tuple[wire.EmbedReply | wire.OutputRows, ...] = (reply, *reply.others)

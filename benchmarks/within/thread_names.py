@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 
-def give() -> None:
+def begin() -> None:
     """Name every thread that this process starts from now on; a name is cut to the kernel's 15 bytes."""
     run = threading.Thread.run
 
