@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
+from tessera.errors import Overloaded
+
 _FACTOR: Final = 4
 
 
@@ -17,14 +19,25 @@ class Budget:
     A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
     one alone gets four fifths of the limit, two get four ninths each, and the last to come finds room in
     what the others had to leave. Where the limit falls below what one holds, that fifth is still there for
-    those who hold nothing. Unnamed clients (``""``) are not told apart and share the whole. Owned by one
-    event loop.
+    those who hold nothing. Unnamed clients (``""``) are not told apart and share the whole. Errors name the
+    ``whole`` and the ``unit``; ``refused`` is called for each. Owned by one event loop.
     """
 
-    __slots__ = ("_held", "_limit", "_used")
+    __slots__ = ("_held", "_limit", "_retry_after", "_unit", "_used", "_whole", "refused")
 
-    def __init__(self, limit: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        whole: str = "the service",
+        unit: str = "units",
+        *,
+        retry_after: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self._limit = limit
+        self._whole = whole
+        self._unit = unit
+        self._retry_after = retry_after
+        self.refused: Callable[[], None] = lambda: None
         self._used = 0
         self._held: dict[str, int] = {}
 
@@ -56,16 +69,28 @@ class Budget:
             return fits and bool(client) and not held
         return not held or held + amount <= _FACTOR * (limit - used - amount)
 
-    def refusal(self, client: str, amount: int, *, whole: str, unit: str) -> str:
-        """Say of an amount that is not admitted that ``whole`` is full, or that the client's share is used.
+    def overloaded(self, client: str, amount: int, prefix: str = "") -> Overloaded:
+        """Return the error of an amount that is not admitted: the whole is full, or the client's share used.
 
         The share is the most that the client may hold beside what the others hold now.
         """
         free, held = self._limit() - self.used, self.held(client) if client else 0
-        if not held or amount > free:
-            return f"{whole} is full ({self.used} of {self.limit} {unit})"
-        share = _FACTOR * (free + held) // (_FACTOR + 1)
-        return f"this API key's share of {whole} is used ({held} of {share} {unit})"
+        why = f"{self._whole} is full ({self.used} of {self.limit} {self._unit})"
+        if held and amount <= free:
+            share = _FACTOR * (free + held) // (_FACTOR + 1)
+            why = f"this API key's share of {self._whole} is used ({held} of {share} {self._unit})"
+        return Overloaded(prefix + why, retry_after=self._retry_after())
+
+    def check(self, client: str, amount: int) -> None:
+        """Raise ``Overloaded`` for an amount that is not admitted."""
+        if not self.admits(client, amount):
+            self.refused()
+            raise self.overloaded(client, amount)
+
+    def hold(self, client: str, amount: int) -> None:
+        """Take an amount; raises ``Overloaded`` where it is not admitted."""
+        self.check(client, amount)
+        self.take(client, amount)
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from tessera.errors import RequestCancelled
 from tessera.frontend.admission.rate import RateLimiter
-from tessera.frontend.admission.room import Bodies, Ticket
+from tessera.frontend.admission.room import GroupBudget, Ticket
 from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
@@ -47,7 +47,7 @@ class Exchange:
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     body_bytes: int | None = None
     rates: RateLimiter | None = None
-    bodies: Bodies | None = None
+    bodies: GroupBudget | None = None
     departure: Departure = field(default_factory=Departure)
     key: str = ANONYMOUS
     client: str = ""

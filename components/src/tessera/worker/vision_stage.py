@@ -22,7 +22,7 @@ from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.errors import EngineDead, InvalidInput, Overloaded, UnsupportedMedia
+from tessera.errors import EngineDead, InvalidInput, UnsupportedMedia
 from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
@@ -99,7 +99,11 @@ class VisionStage:
             depth=engine.depth,
             events=metrics.events("vision", died=died, attributes=self._attributes),
         )
-        self._admitted = Budget(lambda: self._batcher.limit)
+        self._admitted = Budget(
+            lambda: self._batcher.limit,
+            "the vision stage",
+            retry_after=lambda: self._batcher.seconds_to_drain(self._admitted.used),
+        )
         metrics.watch_batcher(self._batcher, lambda: self._admitted.used)
 
     @property
@@ -129,9 +133,7 @@ class VisionStage:
             raise _takes_files_alone(image)
         if not self._vision.allows(image.plan):
             raise self._impossible(image)
-        if not self._admitted.admits(client, image.units):
-            raise self._full()
-        self._admitted.take(client, image.units)
+        self._admitted.hold(client, image.units)
         try:
             yield
         finally:
@@ -142,12 +144,6 @@ class VisionStage:
             f"no image has {image.units} units and {image.rows} rows, the largest has "
             f"{self._vision.max_units} and {self._vision.max_rows}",
             param=image.param,
-        )
-
-    def _full(self) -> Overloaded:
-        return Overloaded(
-            f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} units)",
-            retry_after=self._batcher.seconds_to_drain(self._admitted.used),
         )
 
     async def preprocess(self, image: wire.Image) -> Preprocessed:
