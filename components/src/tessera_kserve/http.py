@@ -287,7 +287,7 @@ class Routes:
         call, binary = await self._call(request, exchange, name, version)
         exchange.let_go()
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
-        answer = await exchange.during(self._inference.infer(call, exchange))
+        answer = await exchange.departure.during(self._inference.infer(call, exchange))
         return write_answer(answer, call, binary)
 
     async def _call(
@@ -297,7 +297,7 @@ class Routes:
         read = partial(read_call, body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
         if len(body) <= _LARGE_BYTES:
             return read()
-        return await exchange.during(self._inference.aside(read, exchange, nbytes=len(body)))
+        return await exchange.departure.during(self._inference.aside(read, exchange, nbytes=len(body)))
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)

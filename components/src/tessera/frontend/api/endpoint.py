@@ -404,7 +404,7 @@ class Endpoint:
             self.models.find(choice.name)
         served, task = await self.read(http, translate, choice)
         call = self.call(exchange, task.request, served.served)
-        result = await exchange.during(task.run(served, exchange, call, self._limits))
+        result = await exchange.departure.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
         write = self._written_aside if _is_large(result, served.served.output) else self._written
@@ -437,7 +437,7 @@ class Endpoint:
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
         async with exchange.deadline.bound():
-            return await exchange.during(self._bodies.run(work, exchange.client))
+            return await exchange.departure.during(self._bodies.run(work, exchange.client))
 
     async def _written(self, served: ServedModel, task: Task[R], result: R, _: Exchange) -> ResponseBody:
         async with self._fairness:
@@ -451,7 +451,7 @@ class Endpoint:
         with served.metrics.format_seconds.time(), tracing.span("format"):
             async with exchange.deadline.bound():
                 written = self._threads.run(partial(task.write, result), exchange.client)
-                return await exchange.during(written)
+                return await exchange.departure.during(written)
 
     def choose(self, exchange: Exchange, body: Json, choice: Choice) -> ServedModel:
         """Return the model that a request means, which the request now counts for.
