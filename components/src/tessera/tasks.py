@@ -62,9 +62,12 @@ class Departure:
             if self._task is not None:
                 self._task.cancel()
 
+    def gone(self) -> bool:
+        return self._gone
+
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; raises ``RequestCancelled`` once it has ended because of ``leave``."""
-        if self._gone:
+        if self.gone():
             work.close()
             raise RequestCancelled(_GONE)
         task = self._task = asyncio.current_task()
@@ -74,7 +77,7 @@ class Departure:
             return await work
         except asyncio.CancelledError:
             # As ``asyncio.timeout``: a cancellation from outside that came as well goes on.
-            if self._gone and task.uncancel() <= before:
+            if self.gone() and task.uncancel() <= before:
                 raise RequestCancelled(_GONE) from None
             raise
         finally:
