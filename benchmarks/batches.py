@@ -14,7 +14,17 @@ from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, pack, pack
 from tessera.errors import TesseraError
 from tessera.image_plan import ImagePlan
 from tessera.models import Model
-from tessera.models.base import Content, Int32Array, PairLimits, PairModel, Part, Pixels, Role, Truncate
+from tessera.models.base import (
+    Content,
+    Int32Array,
+    PairLimits,
+    PairModel,
+    Pairs,
+    Part,
+    Pixels,
+    Role,
+    Truncate,
+)
 from tessera_tools.load.bodies import IMAGE_TEXT, Bodies, HttpWorkload
 from tessera_tools.load.words import CheckpointWords
 
@@ -129,13 +139,14 @@ def scored_tokens(model: Model, query: str, document: Part) -> Int32Array:
         return model.prompt(
             content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="document"
         ).tokens
-    (made,) = model.pairs(
-        Content(parts=(query,), role=Role.QUERY),
-        [content],
+    pairs = Pairs(
+        query=Content(parts=(query,), role=Role.QUERY),
+        documents=[content],
         limits=PairLimits(tokens=model.max_tokens),
-        query_param="query",
+        param="query",
         params=["document"],
     )
+    (made,) = model.pairs(pairs)
     if isinstance(made, TesseraError):
         raise made
     return made.tokens

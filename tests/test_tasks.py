@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tessera.errors import InvalidInput, Overloaded
+from tessera.errors import InvalidInput, Overloaded, RequestCancelled
 from tessera.tasks import Departure, Keeper, Left, Promise, run_all, run_until
 from tests.waiting import all_turns
 
@@ -123,11 +123,11 @@ async def test_a_departure_ends_work_that_is_under_way() -> None:
     await all_turns()
     departure.leave()
     departure.leave()
-    with pytest.raises(Left):
+    with pytest.raises(RequestCancelled):
         await task
     assert ended and not task.cancelled()
     # Nothing begins for who has gone.
-    with pytest.raises(Left):
+    with pytest.raises(RequestCancelled):
         await departure.during(work())
     assert len(ended) == 1
 

@@ -39,9 +39,7 @@ REQUESTS: list[wire.Request] = [
 ]
 REPLIES: list[wire.Reply] = [
     wire.EmbedReply(
-        rows=memoryview(b"\0" * 24),
-        norms=b"\0" * 12,
-        width=2,
+        outputs=(wire.OutputRows(rows=memoryview(b"\0" * 24), norms=b"\0" * 12, width=2),),
         counts=(3, 0),
         failures={1: wire.Failure(code="overloaded", message="full", retry_after=2.0)},
         cached_tokens=(0, 256),

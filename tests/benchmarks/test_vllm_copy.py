@@ -8,7 +8,7 @@ import pytest
 from benchmarks.vllm_copy import is_chat, main, serve_flags
 
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, Prompt, Truncate
+from tessera.models.base import Content, PairLimits, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint import llama_rerank
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, EncoderSpec
@@ -92,13 +92,14 @@ def test_pairs_become_the_same_tokens(tmp_path: Path, spec: object) -> None:
         # Where vLLM puts an image that is a document.
         documents.append("<|vision_start|>" + "<|image_pad|>" * plan.rows + "<|vision_end|>")
         asked.append(Content(parts=(plan,)))
-    prompts = model.pairs(
-        Content(parts=("what is red?",)),
-        asked,
+    pairs = Pairs(
+        query=Content(parts=("what is red?",)),
+        documents=asked,
         limits=PairLimits(tokens=8192),
-        query_param="query",
+        param="query",
         params=["document"] * len(asked),
     )
+    prompts = model.pairs(pairs)
     for document, ours in zip(documents, prompts, strict=True):
         pair = [{"role": "query", "content": "what is red?"}, {"role": "document", "content": document}]
         theirs = tokenizer(tokenizer.apply_chat_template(pair, tokenize=False)).input_ids

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, PairLimits, PairModel, Prompt
+from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt
 from tests.models.running import Pair, batch_of, vectors
 
 
@@ -16,13 +16,14 @@ def prompts(
     model: PairModel, asked: str | Content, /, *documents: str, **limits: Any
 ) -> list[Prompt | InvalidInput]:
     """The prompt of each document, or what is wrong with it; ``limits`` are those of ``PairLimits``."""
-    return model.pairs(
-        Content(parts=(asked,)) if isinstance(asked, str) else asked,
-        [Content(parts=(document,)) for document in documents],
+    pairs = Pairs(
+        query=Content(parts=(asked,)) if isinstance(asked, str) else asked,
+        documents=[Content(parts=(document,)) for document in documents],
         limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
-        query_param="query",
+        param="query",
         params=[f"documents[{number}]" for number in range(len(documents))],
     )
+    return model.pairs(pairs)
 
 
 def prompt(model: PairModel, asked: str | Content, document: str, /, **limits: Any) -> Prompt:

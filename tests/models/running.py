@@ -19,6 +19,7 @@ from tessera.models.base import (
     OutputKind,
     PairLimits,
     PairModel,
+    Pairs,
     Pixels,
     Prompt,
     Role,
@@ -81,7 +82,7 @@ def prompt(model: Model, given: Given | Pair, pixels: dict[bytes, Pixels]) -> Pr
     assert isinstance(model, PairModel)
     query, document = content_of(given.query, pixels), content_of(given.document, pixels)
     limits = PairLimits(tokens=model.max_tokens)
-    (made,) = model.pairs(query, [document], limits=limits, query_param="x", params=["y"])
+    (made,) = model.pairs(Pairs(query=query, documents=[document], limits=limits, param="x", params=["y"]))
     assert isinstance(made, Prompt)
     return made
 

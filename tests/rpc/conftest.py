@@ -140,9 +140,7 @@ def echoed(message: wire.Request) -> wire.EmbedReply:
     """What an echoing handler answers: the tokens, as if they were rows."""
     assert isinstance(message, wire.EmbedRequest)
     return wire.EmbedReply(
-        rows=b"".join(item.tokens for item in message.items),
-        norms=b"",
-        width=1,
+        outputs=(wire.OutputRows(rows=b"".join(item.tokens for item in message.items), norms=b"", width=1),),
         counts=(1,) * len(message.items),
         cached_tokens=(0,) * len(message.items),
         timings=wire.Timings(),

@@ -48,14 +48,14 @@ async def test_a_round_trip(deployment: Deployment) -> None:
     client = await deployment.client()
     assert client.instances() == [server.instance]
     reply = await client.call(server.instance, echo(3), timeout=60)
-    assert isinstance(reply, wire.EmbedReply) and reply.rows == b"ttt"
+    assert isinstance(reply, wire.EmbedReply) and reply.outputs[0].rows == b"ttt"
 
 
 async def test_forty_megabytes_go_both_ways(deployment: Deployment) -> None:
     server = await deployment.serve(echoing)
     client = await deployment.client()
     reply = await client.call(server.instance, echo(40 * MIB), timeout=60)
-    assert isinstance(reply, wire.EmbedReply) and len(reply.rows) == 40 * MIB
+    assert isinstance(reply, wire.EmbedReply) and len(reply.outputs[0].rows) == 40 * MIB
 
 
 async def test_a_message_that_no_instance_takes_is_the_callers_fault(deployment: Deployment) -> None:

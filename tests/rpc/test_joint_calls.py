@@ -245,7 +245,7 @@ async def test_a_large_message_travels_alone_and_many_make_several_calls(
     asked = [1, 1, 100 * KIB, 1, *[60 * KIB] * 10, *[1] * 300]
     replies = await asyncio.gather(*(client.call(server.instance, echo(size), timeout=60) for size in asked))
     for size, reply in zip(asked, replies, strict=True):
-        assert isinstance(reply, wire.EmbedReply) and len(reply.rows) == size
+        assert isinstance(reply, wire.EmbedReply) and len(reply.outputs[0].rows) == size
     sent = [call for call in payloads if isinstance(call, wire.Calls)]
     assert [call.requests for call in sent if any(each.size > 64 * KIB for each in call.requests)] == [
         (echo(100 * KIB),)
@@ -259,7 +259,7 @@ async def test_a_deployment_that_takes_shorter_messages_gets_them_one_by_one(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def handler(message: wire.Request) -> wire.Reply:
-        taken.append(len(echoed(message).rows))
+        taken.append(len(echoed(message).outputs[0].rows))
         return echoed(message)
 
     taken: list[int] = []

@@ -103,7 +103,7 @@ async def test_a_short_reply_passes_between_the_pieces_of_long_ones(
 
     async def call(name: str) -> None:
         reply = await client.call(server.instance, echo(param=name), timeout=60)
-        assert isinstance(reply, wire.EmbedReply) and len(reply.rows) == sizes[name]
+        assert isinstance(reply, wire.EmbedReply) and len(reply.outputs[0].rows) == sizes[name]
         order.append(name)
 
     await asyncio.gather(*(call(name) for name in sizes))

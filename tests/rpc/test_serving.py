@@ -56,7 +56,7 @@ async def test_stop_leaves_discovery_and_finishes_what_is_in_flight(deployment: 
     assert not stopping.done() and not call.done()
     release.set()
     reply = await call
-    assert isinstance(reply, wire.EmbedReply) and reply.rows == b"ttttt"
+    assert isinstance(reply, wire.EmbedReply) and reply.outputs[0].rows == b"ttttt"
     await asyncio.wait_for(stopping, 60)
     assert server.in_flight == 0
 

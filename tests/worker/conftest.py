@@ -100,14 +100,10 @@ def encode_request(image: wire.Image, *, kinds: tuple[str, ...] = ("inline",), t
     )
 
 
-@dataclass
-class HeldVision:
-    """Writes an image's first pixel into all of its rows. Busy while ``gate`` is clear."""
+class _Held:
+    """An engine that is busy while ``gate`` is clear."""
 
-    gate: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    images: int = 0
-    takes_floats: bool = True
+    gate: threading.Event
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -122,6 +118,18 @@ class HeldVision:
 
     def warm(self) -> None: ...
 
+    def close(self) -> None: ...
+
+
+@dataclass
+class HeldVision(_Held):
+    """Writes an image's first pixel into all of its rows. Busy while ``gate`` is clear."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    images: int = 0
+    takes_floats: bool = True
+
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
         self.images += len(batch.plans)
         self.entered.release()
@@ -131,11 +139,9 @@ class HeldVision:
             rows.fill_(float(image.flat[0]))
         return Launched.of(None)
 
-    def close(self) -> None: ...
-
 
 @dataclass
-class SummingText:
+class SummingText(_Held):
     """A row holds the first token, the number of tokens, and the sum of the first column of the vision rows.
 
     It also holds the first position of its input's last token, of as many rows as there are.
@@ -148,9 +154,6 @@ class SummingText:
     """Of hidden states, each of which is its token's id; 0 for an engine that gives none."""
     state_batches: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.gate.set()
-
     @property
     def gives(self) -> Collection[str]:
         return (STATES,) if self.state_width else ()
@@ -160,16 +163,6 @@ class SummingText:
         rows = np.repeat(batch.input_ids[:, None].astype(np.float32), self.state_width, axis=1)
         states = Rows(rows, batch.cu_seqlens.astype(np.int64), np.ones(len(rows), np.float32))
         return self.launch(batch).map(lambda own: rows_as_asked({"": own, STATES: states}, batch))
-
-    @property
-    def cost(self) -> Cost:
-        return packed_cost
-
-    @property
-    def depth(self) -> int:
-        return 1
-
-    def warm(self) -> None: ...
 
     def launch(self, batch: TextBatch) -> Launched[Rows]:
         assert self.gate.wait(WAIT)
@@ -186,8 +179,6 @@ class SummingText:
         made = np.repeat(made[:, : self.output.width], counts, axis=0)
         bounds = np.cumsum([0, *counts], dtype=np.int64)
         return Launched.of(Rows(made, bounds, np.full(len(made), 2.0, np.float32)))
-
-    def close(self) -> None: ...
 
 
 def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queue: int = 64) -> VisionStage:

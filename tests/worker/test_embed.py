@@ -133,7 +133,7 @@ class Embedder:
         return reply
 
     def vectors(self, reply: wire.EmbedReply) -> np.ndarray:
-        return np.frombuffer(reply.rows, np.float32).reshape(-1, reply.width)
+        return np.frombuffer(reply.outputs[0].rows, np.float32).reshape(-1, reply.outputs[0].width)
 
 
 MakeEmbedder = Callable[..., Embedder]
@@ -215,7 +215,7 @@ async def test_bad_tokens_fail_their_item_alone(make: MakeEmbedder, model: Model
     assert str(model.vocab_size - 1) in reply.failures[3].message
     assert reply.counts == (1, 0, 0, 0, 0, 0, 1)
     assert embedder.vectors(reply)[:, 0].tolist() == [5, 6]
-    assert np.frombuffer(reply.norms, np.float32).tolist() == [2, 2]
+    assert np.frombuffer(reply.outputs[0].norms, np.float32).tolist() == [2, 2]
 
 
 async def test_placeholders_that_do_not_match_the_images_name_both_numbers(
@@ -250,7 +250,7 @@ async def test_a_cached_image_is_not_encoded_again(make: MakeEmbedder, model: Mo
     first, second = await embedder(item), await embedder(item)
     assert len(embedder.rows.calls) == 1
     assert first.cached_tokens == (0,) and second.cached_tokens == (TILE_ROWS,)
-    assert first.rows == second.rows
+    assert first.outputs == second.outputs
     assert embedder.vectors(first)[0, 2] == 2.0 * TILE_ROWS
     assert first.timings.encode_ms == 5.0 and second.timings.encode_ms == 0.0
 
@@ -285,7 +285,7 @@ async def test_an_image_that_is_asked_for_often_at_once_is_encoded_once(
     embedder.rows.open.set()
     replies = await asyncio.gather(*calls)
     assert len(embedder.rows.calls) == 1
-    assert len({bytes(reply.rows) for reply in replies}) == 1
+    assert len({bytes(reply.outputs[0].rows) for reply in replies}) == 1
 
 
 async def test_rows_of_another_size_than_was_asked_for_are_not_used(make: MakeEmbedder, model: Model) -> None:
@@ -357,15 +357,15 @@ async def test_a_row_for_each_token_and_a_number_for_each_input(make: MakeEmbedd
     items = (text(5, 6), text(), text(7, 8, 9))
     tokens = make(output=Output(kind=OutputKind.TOKENS, width=6, unit_length=False))
     reply = await tokens(*items)
-    assert (reply.width, reply.counts, list(reply.failures)) == (6, (2, 0, 3), [1])
+    assert (reply.outputs[0].width, reply.counts, list(reply.failures)) == (6, (2, 0, 3), [1])
     assert tokens.vectors(reply)[:, 0].tolist() == [5, 5, 7, 7, 7]
-    assert np.frombuffer(reply.norms, np.float32).shape == (5,)
+    assert np.frombuffer(reply.outputs[0].norms, np.float32).shape == (5,)
     score = make(output=Output(kind=OutputKind.SCORE, width=1, unit_length=False))
     reply = await score(*items)
-    assert (reply.width, reply.counts) == (1, (1, 0, 1))
+    assert (reply.outputs[0].width, reply.counts) == (1, (1, 0, 1))
     assert score.vectors(reply).tolist() == [[5], [7]]
     reply = await score(text())
-    assert (reply.rows, reply.norms, reply.counts) == (b"", b"", (0,))
+    assert (reply.outputs, reply.counts) == ((), (0,))
 
 
 async def test_items_are_compared_with_the_queries_that_they_name(make: MakeEmbedder, model: Model) -> None:
@@ -386,7 +386,7 @@ async def test_items_are_compared_with_the_queries_that_they_name(make: MakeEmbe
         *(msgspec.structs.replace(item, query=number) for item, number in zip(items, numbers, strict=True)),
         queries=tuple(query.tobytes() for query in queries),
     )
-    assert (reply.width, reply.counts, list(reply.failures)) == (1, (1, 0, 1, 1, 1), [1])
+    assert (reply.outputs[0].width, reply.counts, list(reply.failures)) == (1, (1, 0, 1, 1, 1), [1])
     expected = [
         np.einsum("id,jd->ij", queries[number], rows[first:last]).max(1).sum()
         for number, first, last in zip(numbers, bounds, bounds[1:], strict=False)
@@ -394,7 +394,7 @@ async def test_items_are_compared_with_the_queries_that_they_name(make: MakeEmbe
     ]
     assert embedder.vectors(reply)[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
     assert reply.cached_tokens[2] == 2 * TILE_ROWS
-    assert np.frombuffer(reply.norms, np.float32).tolist() == [1] * 4
+    assert np.frombuffer(reply.outputs[0].norms, np.float32).tolist() == [1] * 4
 
 
 @pytest.mark.parametrize(
@@ -721,8 +721,8 @@ async def test_those_who_ask_for_states_share_a_pass_with_the_others(make: MakeE
         embedder(_ids(1, 2), _ids(3)),
         embedder(_ids(9)),
     )
-    assert states.width == width and states.counts == (3, 1)
-    found = np.frombuffer(states.rows, np.float32).reshape(-1, width)
+    assert states.outputs[0].width == width and states.counts == (3, 1)
+    found = np.frombuffer(states.outputs[0].rows, np.float32).reshape(-1, width)
     assert (found == np.array([[5], [6], [7], [8]])).all()
     assert [*embedder.vectors(others)[:, 0], *embedder.vectors(last)[:, 0]] == [1, 3, 9]
     assert sum(embedder.engine.batches) == 5
@@ -743,7 +743,7 @@ async def test_vision_rows_are_given_without_the_text_stage(make: MakeEmbedder, 
         tokens=np.full(TILE_ROWS, placeholder, "<i4").tobytes(), images=(image,), param="input[0]"
     )
     reply = await embedder(item, outputs=("vision",))
-    assert (reply.width, reply.counts) == (vision_of(model).row_width, (TILE_ROWS,))
+    assert (reply.outputs[0].width, reply.counts) == (vision_of(model).row_width, (TILE_ROWS,))
     assert (embedder.vectors(reply) == 2).all()
     assert embedder.engine.batches == []
     more = msgspec.structs.replace(item, tokens=item.tokens + np.int32(5).tobytes())

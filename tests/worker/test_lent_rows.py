@@ -67,9 +67,13 @@ class Reading:
             if index not in failures:
                 values.append(rows[-1].numpy())
         return wire.EmbedReply(
-            rows=b"".join(value.tobytes() for value in values),
-            norms=bytes(4 * len(values)),
-            width=WIDTH,
+            outputs=(
+                wire.OutputRows(
+                    rows=b"".join(value.tobytes() for value in values),
+                    norms=bytes(4 * len(values)),
+                    width=WIDTH,
+                ),
+            ),
             counts=tuple(int(index not in failures) for index in range(len(request.items))),
             failures=failures,
             cached_tokens=(0,) * len(request.items),

@@ -58,9 +58,9 @@ class Towers:
         """The lengths that the towers gave the images' rows."""
         reply = await self.service.handle(self.request(*seeds, seconds=seconds))
         assert isinstance(reply, wire.EmbedReply) and not reply.failures
-        rows = np.frombuffer(reply.rows, np.float32).reshape(len(seeds), reply.width)
-        np.testing.assert_allclose(rows, 1 / np.sqrt(reply.width), rtol=1e-5)
-        return [float(length) for length in np.frombuffer(reply.norms, np.float32)]
+        rows = np.frombuffer(reply.outputs[0].rows, np.float32).reshape(len(seeds), reply.outputs[0].width)
+        np.testing.assert_allclose(rows, 1 / np.sqrt(reply.outputs[0].width), rtol=1e-5)
+        return [float(length) for length in np.frombuffer(reply.outputs[0].norms, np.float32)]
 
     def length(self, seed: int) -> float:
         return float(seed * np.sqrt(self.model.output.width))

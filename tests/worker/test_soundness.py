@@ -141,11 +141,11 @@ async def test_an_input_with_a_bad_row_fails_alone(service: EmbedService, more: 
     }
     for index, failure in reply.failures.items():
         assert failure.code == "engine_failed" and failure.message.startswith(f"input[{index}]: ")
-    rows = np.frombuffer(reply.rows, np.float32).reshape(-1, reply.width)
-    assert len(rows) == sum(reply.counts) == len(reply.norms) // 4
+    rows = np.frombuffer(reply.outputs[0].rows, np.float32).reshape(-1, reply.outputs[0].width)
+    assert len(rows) == sum(reply.counts) == len(reply.outputs[0].norms) // 4
     assert reply.counts[1] == reply.counts[3] == 0 and reply.counts[0] > 0 and np.isfinite(rows).all()
     alone = await ask(service, items[3])
-    assert list(alone.failures) == [0] and (alone.rows, alone.counts) == (b"", (0,))
+    assert list(alone.failures) == [0] and (alone.outputs, alone.counts) == ((), (0,))
 
 
 async def test_states_are_looked_at_too(service: EmbedService) -> None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
+from tessera.errors import Overloaded
+
 _FACTOR: Final = 4
 
 
@@ -17,14 +19,25 @@ class Budget:
     A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
     one alone gets four fifths of the limit, two get four ninths each, and the last to come finds room in
     what the others had to leave. Where the limit falls below what one holds, that fifth is still there for
-    those who hold nothing. Unnamed clients (``""``) are not told apart and share the whole. Owned by one
-    event loop.
+    those who hold nothing. Unnamed clients (``""``) are not told apart and share the whole. Errors name the
+    ``whole`` and the ``unit``; ``refused`` is called for each. Owned by one event loop.
     """
 
-    __slots__ = ("_held", "_limit", "_used")
+    __slots__ = ("_held", "_limit", "_retry_after", "_unit", "_used", "_whole", "refused")
 
-    def __init__(self, limit: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        whole: str = "the service",
+        unit: str = "units",
+        *,
+        retry_after: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self._limit = limit
+        self._whole = whole
+        self._unit = unit
+        self._retry_after = retry_after
+        self.refused: Callable[[], None] = lambda: None
         self._used = 0
         self._held: dict[str, int] = {}
 
@@ -56,16 +69,28 @@ class Budget:
             return fits and bool(client) and not held
         return not held or held + amount <= _FACTOR * (limit - used - amount)
 
-    def refusal(self, client: str, amount: int, *, whole: str, unit: str) -> str:
-        """Say of an amount that is not admitted that ``whole`` is full, or that the client's share is used.
+    def overloaded(self, client: str, amount: int, prefix: str = "") -> Overloaded:
+        """Return the error of an amount that is not admitted: the whole is full, or the client's share used.
 
         The share is the most that the client may hold beside what the others hold now.
         """
         free, held = self._limit() - self.used, self.held(client) if client else 0
-        if not held or amount > free:
-            return f"{whole} is full ({self.used} of {self.limit} {unit})"
-        share = _FACTOR * (free + held) // (_FACTOR + 1)
-        return f"this API key's share of {whole} is used ({held} of {share} {unit})"
+        why = f"{self._whole} is full ({self.used} of {self.limit} {self._unit})"
+        if held and amount <= free:
+            share = _FACTOR * (free + held) // (_FACTOR + 1)
+            why = f"this API key's share of {self._whole} is used ({held} of {share} {self._unit})"
+        return Overloaded(prefix + why, retry_after=self._retry_after())
+
+    def check(self, client: str, amount: int) -> None:
+        """Raise ``Overloaded`` for an amount that is not admitted."""
+        if not self.admits(client, amount):
+            self.refused()
+            raise self.overloaded(client, amount)
+
+    def hold(self, client: str, amount: int) -> None:
+        """Take an amount; raises ``Overloaded`` where it is not admitted."""
+        self.check(client, amount)
+        self.take(client, amount)
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount
@@ -183,48 +208,6 @@ class FairQueue(Generic[W]):
 Clock = Callable[[], float]
 
 
-class TokenBucket:
-    """Holds at most ``capacity`` tokens, begins full, and gains ``per_second``. Owned by one event loop.
-
-    ``take`` may leave a debt, which is paid off before there is anything to take again.
-    """
-
-    def __init__(self, capacity: float, per_second: float, clock: Clock = time.monotonic) -> None:
-        self._capacity = capacity
-        self._per_second = per_second
-        self._clock = clock
-        self._level = capacity
-        self._at = clock()
-
-    def wait(self, amount: float = 0.0) -> float:
-        """Seconds until more than nothing, and as much as ``amount`` or a full bucket, is there; 0 if now."""
-        level = self._refilled()
-        if level > 0 and level >= min(amount, self._capacity):
-            return 0.0
-        return max(0.001, (amount - level) / self._per_second)
-
-    def take(self, amount: float) -> None:
-        """Take ``amount`` even if that is more than there is."""
-        self._level -= amount
-
-    def take_if_there(self, amount: float) -> bool:
-        """Take ``amount``; false, and nothing taken, when there is less."""
-        if self._refilled() < amount:
-            return False
-        self._level -= amount
-        return True
-
-    def give(self, amount: float) -> None:
-        """Add tokens beside those that time brings; what is over the capacity is lost."""
-        self._level = min(self._capacity, self._level + amount)
-
-    def _refilled(self) -> float:
-        now = self._clock()
-        self._level = min(self._capacity, self._level + (now - self._at) * self._per_second)
-        self._at = now
-        return self._level
-
-
 class RetryBudget:
     """How many calls may be made again.
 
@@ -242,12 +225,21 @@ class RetryBudget:
         clock: Clock = time.monotonic,
     ) -> None:
         self._ratio = ratio
-        self._bucket = TokenBucket(burst, per_second, clock)
+        self._per_second = per_second
+        self._burst = self._left = burst
+        self._clock = clock
+        self._at = clock()
 
     def called(self, count: int = 1) -> None:
         """Account for first calls."""
-        self._bucket.give(self._ratio * count)
+        self._left = min(self._burst, self._left + self._ratio * count)
 
     def take(self, count: int = 1) -> bool:
         """Spend retries; false, and nothing spent, when there are not so many."""
-        return self._bucket.take_if_there(count)
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < count:
+            return False
+        self._left -= count
+        return True

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from tessera.budgets import Budget
 from tessera.errors import ConfigError, InvalidInput, MediaFetchError, TesseraError
-from tessera.frontend.admission.room import too_many
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.exchange import Exchange
@@ -63,7 +63,7 @@ class DynamoModel:
         self._served = tuple(names)
         self._limits = limits
         self._metrics = FrontendMetrics()
-        self._in_flight = 0
+        self._in_flight = Budget(lambda: limits.max_in_flight, unit="requests in flight")
         media = CarriedMedia(MediaPolicy(), limits.images)
         own = self._metrics.of(names[0])
         self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model), limits, own)
@@ -86,9 +86,7 @@ class DynamoModel:
             self._metrics.latency.labels(ROUTE, self._served[0]).observe(time.perf_counter() - started)
 
     async def _answer(self, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-        if self._in_flight >= self._limits.max_in_flight:
-            raise too_many(self._limits.max_in_flight)
-        self._in_flight += 1
+        self._in_flight.hold("", 1)
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
             exchange = Exchange(line=RequestLine(request_id), deadline=deadline, path=ROUTE)
@@ -99,7 +97,7 @@ class DynamoModel:
             result = await self._pipeline.embed(work, call)
             return self._write(request, result)
         finally:
-            self._in_flight -= 1
+            self._in_flight.give("", 1)
 
     def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
         fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}

@@ -497,7 +497,8 @@ def _fixed(record: logging.LogRecord) -> logging.LogRecord:
     """The record with all that its line will say, whatever changes after this."""
     # Other handlers get the same record.
     record = copy.copy(record)
-    if type(record.msg) is not str or not _are_fixed(record.args):
+    given = () if record.args is None else record.args
+    if type(record.msg) is not str or type(given) is not tuple or not _FIXED.issuperset(map(type, given)):
         record.msg, record.args = record.getMessage(), None
     if record.exc_info:
         # It would keep alive whatever the failed call had in hand.
@@ -509,12 +510,6 @@ def _fixed(record: logging.LogRecord) -> logging.LogRecord:
         own = {"request_id": None if line is None else line.request_id, **own}
     vars(record)["fields"] = own
     return record
-
-
-def _are_fixed(arguments: object) -> bool:
-    return arguments is None or (
-        isinstance(arguments, tuple) and all(type(argument) in _FIXED for argument in arguments)
-    )
 
 
 _log = logging.getLogger("tessera")

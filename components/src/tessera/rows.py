@@ -63,6 +63,12 @@ class Rows:
             tuple([rows.copied() for rows in self.others]),
         )
 
+    @classmethod
+    def together(cls, outputs: Sequence[Rows]) -> Rows:
+        """Return the rows of at least one output of the same inputs; ``each`` takes them apart."""
+        first, *others = outputs
+        return replace(first, others=tuple(others)) if others else first
+
     def each(self) -> tuple[Rows, ...]:
         """Return the rows of each output, the first one's without the others."""
         return (replace(self, others=()), *self.others) if self.others else (self,)

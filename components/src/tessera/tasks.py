@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from tessera.errors import DeadlineExceeded, TesseraError
+from tessera.errors import DeadlineExceeded, RequestCancelled, TesseraError
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _SPIN_SECONDS: Final = 3e-4
+_GONE: Final = "the client went away"
 
 
 class Left(Exception):
@@ -46,7 +47,7 @@ async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """Says that whoever work is done for has gone, which cancels the work; owned by one event loop.
+    """Says that the client that work is done for has gone, which cancels the work; owned by one event loop.
 
     Beside ``run_until`` for what is told and not waited for: it takes no task. One piece of work at a time.
     """
@@ -65,10 +66,10 @@ class Departure:
         return self._gone
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; raises ``Left`` once it has ended because of ``leave``."""
+        """The result of ``work``; raises ``RequestCancelled`` once it has ended because of ``leave``."""
         if self.gone():
             work.close()
-            raise Left
+            raise RequestCancelled(_GONE)
         task = self._task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
@@ -77,7 +78,7 @@ class Departure:
         except asyncio.CancelledError:
             # As ``asyncio.timeout``: a cancellation from outside that came as well goes on.
             if self.gone() and task.uncancel() <= before:
-                raise Left from None
+                raise RequestCancelled(_GONE) from None
             raise
         finally:
             self._task = None

@@ -28,7 +28,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 12
+VERSION: Final = 13
 
 M = TypeVar("M")
 
@@ -238,6 +238,7 @@ class OutputRows(Message, frozen=True, kw_only=True):
     empty where there are none.
     """
 
+    # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
     rows: memoryview
     norms: memoryview
     width: int
@@ -249,29 +250,21 @@ class OutputRows(Message, frozen=True, kw_only=True):
 
 
 class EmbedReply(Message, frozen=True, kw_only=True):
-    """``rows`` is float32 ``[sum(counts), width]``: ``counts`` says how many rows each item became.
+    """The rows of each output; ``counts`` says how many of the first one's each item became.
 
-    A failed item has none, and its failure is listed. ``norms``, float32 ``[sum(counts)]``, says how long the
-    model had made the rows, where they are scaled to unit length, and is 1 elsewhere.
-    ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache. ``indices``
-    are as in ``OutputRows``; these are the first output's rows, and ``others`` has those of the others.
+    A failed item has none, and its failure is listed; where all have failed there are no ``outputs``.
+    ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
     """
 
-    # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
-    rows: memoryview
-    norms: memoryview
-    width: int
+    outputs: tuple[OutputRows, ...]
     counts: tuple[int, ...]
     failures: dict[int, Failure] = {}
     cached_tokens: tuple[int, ...]
     timings: Timings
-    indices: memoryview = memoryview(b"")
-    others: tuple[OutputRows, ...] = ()
 
     @property
     def size(self) -> int:
-        own = len(self.rows) + len(self.norms) + len(self.indices)
-        return own + sum([output.size for output in self.others])
+        return sum([output.size for output in self.outputs])
 
 
 class ReaderInfo(Message, frozen=True, kw_only=True):

@@ -72,9 +72,9 @@ async def _tokenize(service: Service, http: Request) -> Response:
     exchange = exchange_of(http.scope)
     model, asked = await service.endpoint.read(http, partial(_translate, exchange))
     if isinstance(asked, tei.TokenizeRequest):
-        content = await exchange.during(_pieces(service, exchange, model, asked))
+        content = await exchange.departure.during(_pieces(service, exchange, model, asked))
     else:
-        content = await exchange.during(_counted(service, exchange, model, *asked))
+        content = await exchange.departure.during(_counted(service, exchange, model, *asked))
     return Response(content, media_type="application/json")
 
 
@@ -97,7 +97,7 @@ async def _pieces(
     write = partial(tei.write_tokens, special=asked.special)
     written: list[bytes] = []
     nbytes = 0
-    async for texts in model.pipeline.pieces(
+    async for texts in model.pipeline.prompter.pieces(
         asked.texts, call, write, role=asked.role, instruction=asked.instruction
     ):
         written += texts

@@ -21,7 +21,6 @@ import pybase64
 from tessera.errors import ConfigError, ProtocolError, Unavailable
 from tessera.local.model_info import ModelInfo, OutputInfo
 from tessera.local.usage import Usage
-from tessera.local.vectors import with_others
 from tessera.models.base import OutputKind, Role
 from tessera.rows import Rows
 from tessera.settings import POSITIVE, Setting
@@ -280,8 +279,7 @@ class ServiceEmbedder:
                 data = said["data"]
                 if len(data) != inputs:
                     raise ValueError(f"{len(data)} of {inputs} inputs")
-                first, *others = [_column(output, data) for output in self._vectors.asked(self.served)]
-                rows = with_others(first, others)
+                rows = Rows.together([_column(output, data) for output in self._vectors.asked(self.served)])
                 errors = {place: row["error"]["code"] for place, row in enumerate(data) if row.get("error")}
             else:
                 said = orjson.loads(answer.headers["metadata"])

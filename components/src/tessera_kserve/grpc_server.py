@@ -122,7 +122,7 @@ class GrpcServer:
         self._watching: asyncio.Task[None] | None = None
         most = limits.max_in_flight + MOST_WAITING + _SPARE_CALLS
         # A stream is one however many of its messages are under way, and one that is silent is one, too.
-        self._calls = Budget(lambda: most)
+        self._calls = Budget(lambda: most, "the number of open calls", "calls")
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
@@ -417,10 +417,7 @@ class GrpcServer:
     @contextmanager
     def _counted(self, client: str) -> Iterator[None]:
         """Count a call that is open; raises ``Overloaded`` where its client has its share of them."""
-        if not self._calls.admits(client, 1):
-            why = self._calls.refusal(client, 1, whole="the number of open calls", unit="calls")
-            raise Overloaded(why, retry_after=1.0)
-        self._calls.take(client, 1)
+        self._calls.hold(client, 1)
         try:
             yield
         finally:

@@ -297,16 +297,16 @@ class Routes:
         call, binary = await self._call(request, exchange, name, version)
         exchange.let_go()
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
-        answer = await exchange.during(self._inference.infer(call, exchange))
+        answer = await exchange.departure.during(self._inference.infer(call, exchange))
         write = partial(write_answer, answer, call, binary)
-        return await exchange.during(self._inference.in_turn(write, exchange, answer.nbytes))
+        return await exchange.departure.during(self._inference.in_turn(write, exchange, answer.nbytes))
 
     async def _call(
         self, request: Request, exchange: Exchange, name: str, version: str
     ) -> tuple[Call, frozenset[str]]:
         body = await self._body(request, self._max_body_bytes)
         read = partial(read_call, body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
-        return await exchange.during(self._inference.in_turn(read, exchange, len(body)))
+        return await exchange.departure.during(self._inference.in_turn(read, exchange, len(body)))
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)

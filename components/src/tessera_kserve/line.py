@@ -32,8 +32,8 @@ class Line:
     """
 
     def __init__(self, *, most: int = MOST_WAITING, most_bytes: int = MOST_BYTES) -> None:
-        self._calls = Budget(lambda: most)
-        self._bytes = Budget(lambda: most_bytes)
+        self._calls = Budget(lambda: most, "the line", "requests that wait")
+        self._bytes = Budget(lambda: most_bytes, "the line", "bytes of requests that wait")
         self._turns: WeakValueDictionary[tuple[Hashable, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -83,12 +83,8 @@ class Line:
             self._bytes.give(client, nbytes)
 
     def _enter(self, client: str, nbytes: int) -> None:
-        for budget, amount, unit in (
-            (self._calls, 1, "requests"),
-            (self._bytes, nbytes, "bytes of requests"),
-        ):
+        for budget, amount in ((self._calls, 1), (self._bytes, nbytes)):
             if not budget.admits(client, amount):
-                why = budget.refusal(client, amount, whole="the line", unit=f"{unit} that wait")
-                raise Overloaded(f"{FULL}: {why}", retry_after=1.0)
+                raise budget.overloaded(client, amount, f"{FULL}: ")
         self._calls.take(client, 1)
         self._bytes.take(client, nbytes)

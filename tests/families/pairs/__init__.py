@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, Output, OutputKind, PairLimits, Prompt, TextTensors, Truncate
+from tessera.models import base
+from tessera.models.base import Content, Output, OutputKind, Prompt, TextTensors, Truncate
 from tests.families.dual_encoder import DualEncoder, weights
 
 if TYPE_CHECKING:
@@ -23,18 +24,11 @@ class Pairs(DualEncoder):
     family = "pairs"
     output = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 
-    def pairs(
-        self,
-        query: Content,
-        documents: Sequence[Content],
-        *,
-        limits: PairLimits,
-        query_param: str,
-        params: Sequence[str],
-    ) -> list[Prompt | InvalidInput]:
-        asked = self._side(query, limits.query, query_param)
+    def pairs(self, pairs: base.Pairs) -> list[Prompt | InvalidInput]:
+        limits = pairs.limits
+        asked = self._side(pairs.query, limits.query, pairs.param)
         made: list[Prompt | InvalidInput] = []
-        for document, param in zip(documents, params, strict=True):
+        for document, param in zip(pairs.documents, pairs.params, strict=True):
             try:
                 found = self._side(document, limits.document, param)
             except InvalidInput as error:

@@ -50,15 +50,15 @@ def close(tickets: list[Ticket]) -> None:
 def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
     workers = Workers()
     tickets = workers.fill()
-    assert len(tickets) == 100 and workers.room.tokens == 10_000
+    assert len(tickets) == 100 and workers.room.tokens.used == 10_000
     close(tickets)
-    assert (workers.admission.requests, workers.room.tokens, workers.room.units) == (0, 0, 0)
+    assert (workers.admission.requests.used, workers.room.tokens.used, workers.room.units.used) == (0, 0, 0)
 
 
 def test_units_are_counted_as_well() -> None:
     workers = Workers()
     tickets = workers.fill(tokens=10, units=10)
-    assert len(tickets) == 10 and workers.room.units == 100
+    assert len(tickets) == 10 and workers.room.units.used == 100
     close(tickets)
 
 
@@ -66,7 +66,7 @@ def test_the_bytes_of_answers_are_counted_as_well() -> None:
     workers = Workers(response_bytes=1000)
     tickets = workers.fill(tokens=10, response_bytes=1000)
     assert len(tickets) == RESPONSES_IN_FLIGHT
-    assert workers.admission.response_bytes == RESPONSES_IN_FLIGHT * 1000
+    assert workers.admission.answers.used == RESPONSES_IN_FLIGHT * 1000
     late = workers.admission.enter("")
     with pytest.raises(Overloaded, match="bytes of answers in flight"):
         late.charge(10, 0, 1)
@@ -104,7 +104,7 @@ def test_a_key_over_its_share_is_told_so() -> None:
 def test_the_number_of_requests_is_bounded_too() -> None:
     workers = Workers(requests=3)
     assert len(workers.fill(tokens=1)) == 3
-    with pytest.raises(Overloaded, match=r"^the service is full \(limit: 3 requests in flight\)$"):
+    with pytest.raises(Overloaded, match=r"^the service is full \(3 of 3 requests in flight\)$"):
         workers.admission.enter("")
 
 
@@ -114,9 +114,9 @@ def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     small.charge(100, 0, 0)
     large = workers.admission.enter("")
     large.charge(10_000_000, 5000, 0)
-    assert workers.room.tokens == 100 + 10_000 // 4 and workers.room.units == 100 // 4
+    assert workers.room.tokens.used == 100 + 10_000 // 4 and workers.room.units.used == 100 // 4
     close([small, large])
-    assert workers.room.tokens == workers.room.units == 0
+    assert workers.room.tokens.used == workers.room.units.used == 0
 
 
 def test_clients_share() -> None:
@@ -141,13 +141,13 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
     assert len(workers.fill()) == 150
     workers.tokens = 0
     assert workers.fill() == []
-    assert workers.room.tokens == 20_000
+    assert workers.room.tokens.used == 20_000
 
 
 def test_workers_that_become_slower_leave_other_keys_the_room_that_one_left_them() -> None:
     workers = Workers(tokens=100_000)
     greedy = workers.fill("greedy")
-    assert workers.room.tokens == 80_000
+    assert workers.room.tokens.used == 80_000
     workers.tokens = 75_000
     assert not workers.fill("greedy")
     modest = workers.fill("modest")
@@ -162,7 +162,7 @@ def test_a_small_body_is_not_taken_for_a_large_request() -> None:
     first.charge(10_000, 0, 0)
     first.close()
     waiting = [workers.admission.enter("", 2400) for _ in range(100)]
-    assert workers.room.tokens == 100 * 600
+    assert workers.room.tokens.used == 100 * 600
     close(waiting)
 
 
@@ -170,11 +170,11 @@ def test_a_small_body_of_pairs_is_taken_for_what_those_before_it_cost() -> None:
     """A query of 300 tokens with each of 30 short documents, in 3 KB."""
     workers = Workers(tokens=100_000, pairs=True)
     ticket = workers.admission.enter("", 3000)
-    assert workers.room.tokens == 64
+    assert workers.room.tokens.used == 64
     ticket.charge(10_000, 0, 0)
     ticket.close()
     waiting = [workers.admission.enter("", 2400) for _ in range(10)]
-    assert workers.room.tokens == 10 * 10_000
+    assert workers.room.tokens.used == 10 * 10_000
     with pytest.raises(Overloaded):
         workers.admission.enter("", 2400)
     close(waiting)
@@ -187,9 +187,9 @@ def test_bodies_of_other_lengths_say_nothing_of_what_a_request_costs() -> None:
         ticket.charge(tokens, 0, 0)
         ticket.close()
     waiting = [workers.admission.enter("", 90_000)]
-    assert workers.room.tokens == 3000
+    assert workers.room.tokens.used == 3000
     waiting.append(workers.admission.enter("", 400))
-    assert workers.room.tokens == 3020
+    assert workers.room.tokens.used == 3020
     close(waiting)
 
 
@@ -202,10 +202,10 @@ def test_one_request_teaches_what_the_next_one_costs_and_ten_what_has_changed() 
         if tokens == 1600:
             close([workers.admission.enter("", 8000)])
             waiting = [workers.admission.enter("", 8000)]
-            assert workers.room.tokens == 1600
+            assert workers.room.tokens.used == 1600
             close(waiting)
     waiting = [workers.admission.enter("", 8000)]
-    assert workers.room.tokens < 2 * 200
+    assert workers.room.tokens.used < 2 * 200
     close(waiting)
 
 
@@ -215,7 +215,7 @@ def test_a_guess_is_no_larger_than_what_a_request_is_charged() -> None:
     ticket.charge(1_000_000, 0, 0)
     ticket.close()
     waiting = [workers.admission.enter("") for _ in range(4)]
-    assert workers.room.tokens == 10_000
+    assert workers.room.tokens.used == 10_000
     close(waiting)
 
 
@@ -258,7 +258,7 @@ class TwoModels:
 def test_a_flood_for_one_model_refuses_nobody_who_asks_another(tokens: int, most: int) -> None:
     models = TwoModels()
     flood = models.fill(models.one, tokens)
-    assert len(flood) == most and models.one.tokens == most * tokens
+    assert len(flood) == most and models.one.tokens.used == most * tokens
     # Heads of more of them are read before it is known whose they are, and hold no room of the other's.
     heads = [models.admission.enter("") for _ in range(50)]
     for head in heads:
@@ -268,7 +268,7 @@ def test_a_flood_for_one_model_refuses_nobody_who_asks_another(tokens: int, most
     others = models.fill(models.other, tokens)
     assert len(others) == most
     close(flood + others)
-    assert (models.admission.requests, models.one.tokens, models.other.tokens) == (0, 0, 0)
+    assert (models.admission.requests.used, models.one.tokens.used, models.other.tokens.used) == (0, 0, 0)
 
 
 def test_a_head_is_refused_once_every_model_is_full() -> None:
@@ -285,17 +285,17 @@ def test_a_room_is_empty_once_its_last_request_has_left() -> None:
     first, second = (models.admission.enter("") for _ in range(2))
     first.enter(models.one)
     second.enter(models.one)
-    assert models.one.requests == 2
+    assert models.one.requests.used == 2
     first.close()
-    assert models.one.requests == 1
+    assert models.one.requests.used == 1
     # It goes to the other model's room.
     second.enter(models.other)
-    assert (models.one.requests, models.other.requests) == (0, 1)
+    assert (models.one.requests.used, models.other.requests.used) == (0, 1)
     second.close()
-    assert models.other.requests == 0
+    assert models.other.requests.used == 0
     models.admission.close_room(models.one)
     ticket = models.admission.enter("")
-    assert models.other.tokens > 0
+    assert models.other.tokens.used > 0
     ticket.close()
 
 
@@ -352,19 +352,19 @@ def test_a_key_leaves_others_their_requests(models: int) -> None:
         workers.admission.enter("greedy", 4)
     assert fill("modest") >= 15
     fill("")
-    assert workers.admission.requests == 100
-    with pytest.raises(Overloaded, match=r"^the service is full \(limit: 100 requests in flight\)$"):
+    assert workers.admission.requests.used == 100
+    with pytest.raises(Overloaded, match=r"^the service is full \(100 of 100 requests in flight\)$"):
         workers.admission.enter("third", 4)
     close(tickets)
-    assert workers.admission.requests == workers.room.requests == 0
+    assert workers.admission.requests.used == workers.room.requests.used == 0
 
 
 def test_an_answer_that_is_not_read_counts_and_takes_no_room() -> None:
     workers = Workers()
     ticket = workers.admission.enter("a")
     ticket.charge(100, 1, 1000)
-    ticket.answered()
-    assert (workers.room.requests, workers.room.tokens, workers.room.units) == (0, 0, 0)
-    assert (workers.admission.requests, workers.admission.response_bytes) == (1, 1000)
+    ticket.leave_room()
+    assert (workers.room.requests.used, workers.room.tokens.used, workers.room.units.used) == (0, 0, 0)
+    assert (workers.admission.requests.used, workers.admission.answers.used) == (1, 1000)
     ticket.close()
-    assert (workers.admission.requests, workers.admission.response_bytes) == (0, 0)
+    assert (workers.admission.requests.used, workers.admission.answers.used) == (0, 0)

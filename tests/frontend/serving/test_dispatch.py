@@ -41,14 +41,16 @@ def image(number: int, nbytes: int = 10) -> wire.Item:
     return wire.Item(tokens=np.full(256, number, "<i4").tobytes(), images=(made,), param=f"input[{number}]")
 
 
+def rows_of(rows: bytes, norms: bytes, width: int = WIDTH) -> wire.OutputRows:
+    return wire.OutputRows(rows=rows, norms=norms, width=width)
+
+
 def answer(request: wire.EmbedRequest, output: Output = OUTPUT) -> wire.EmbedReply:
     first = [int(np.frombuffer(item.tokens, "<i4")[0]) for item in request.items]
     counts = tuple(output.rows(item.token_count) for item in request.items)
     values = np.repeat(np.array(first, np.float32), counts)
     return wire.EmbedReply(
-        rows=np.repeat(values, output.width).tobytes(),
-        norms=values.tobytes(),
-        width=output.width,
+        outputs=(rows_of(np.repeat(values, output.width).tobytes(), values.tobytes(), output.width),),
         counts=counts,
         cached_tokens=tuple(first),
         timings=wire.Timings(),
@@ -138,11 +140,17 @@ async def test_each_item_gets_as_many_rows_as_it_has_tokens(frontend: Frontend) 
         # A failed item has no rows.
         bad = numbers.index(4)
         first, last = sum(reply.counts[:bad]), sum(reply.counts[: bad + 1])
+        (given,) = reply.outputs
         return wire.EmbedReply(
             **values
             | {
-                "rows": bytes(reply.rows)[: 12 * first] + bytes(reply.rows)[12 * last :],
-                "norms": bytes(reply.norms)[: 4 * first] + bytes(reply.norms)[4 * last :],
+                "outputs": (
+                    rows_of(
+                        bytes(given.rows)[: 12 * first] + bytes(given.rows)[12 * last :],
+                        bytes(given.norms)[: 4 * first] + bytes(given.norms)[4 * last :],
+                        3,
+                    ),
+                ),
                 "counts": (*reply.counts[:bad], 0, *reply.counts[bad + 1 :]),
                 "failures": {bad: wire.Failure.of(InvalidInput("no"))},
             }
@@ -317,14 +325,14 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
         failure = wire.Failure.of(Unavailable("no encode worker"))
         reply = answer(request)
         failed = {index: failure for index, item in enumerate(request.items) if item.images}
+        (given,) = reply.outputs
+        rows = b"".join(
+            given.rows[4 * WIDTH * index : 4 * WIDTH * (index + 1)]
+            for index in range(len(request.items))
+            if index not in failed
+        )
         return wire.EmbedReply(
-            rows=b"".join(
-                reply.rows[4 * WIDTH * index : 4 * WIDTH * (index + 1)]
-                for index in range(len(request.items))
-                if index not in failed
-            ),
-            norms=reply.norms[: 4 * (len(request.items) - len(failed))],
-            width=WIDTH,
+            outputs=(rows_of(rows, given.norms[: 4 * (len(request.items) - len(failed))]),),
             counts=tuple(int(index not in failed) for index in range(len(request.items))),
             failures=failed,
             cached_tokens=reply.cached_tokens,
@@ -400,9 +408,11 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rows": b"\0" * 4},
-        {"norms": b""},
-        {"width": 2 * WIDTH},
+        {"outputs": ()},
+        {"outputs": (rows_of(bytes(4), bytes(4)),)},
+        {"outputs": (rows_of(bytes(4 * WIDTH), b""),)},
+        {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4), 2 * WIDTH),)},
+        {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4)),) * 2},
         {"counts": (2,)},
         {"counts": ()},
         {"cached_tokens": ()},

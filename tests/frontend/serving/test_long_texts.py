@@ -17,7 +17,7 @@ from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Prompt, Role, Truncate
+from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Role, Truncate
 from tessera.tasks import Deadline
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_rerank import TINY
@@ -101,13 +101,14 @@ async def test_pairs_are_those_of_threads(tmp_path: Path) -> None:
         )
         nothing = [()] * (1 + len(documents))
         limits = PairLimits(tokens=model.max_tokens, query=8, truncate=Truncate.END)
-        whole = model.pairs(
-            Content(parts=(query,)),
-            [Content(parts=(document,)) for document in documents],
+        pairs = Pairs(
+            query=Content(parts=(query,)),
+            documents=[Content(parts=(document,)) for document in documents],
             limits=limits,
-            query_param="input[0]",
+            param="input[0]",
             params=[entry.param for entry in request.documents],
         )
+        whole = model.pairs(pairs)
         assert_same(await plain.pairs(request, nothing, call()), whole)
         assert_same(await prompter.pairs(request, nothing, call()), whole)
     await long_texts.close()

@@ -14,7 +14,7 @@ from torch import nn
 
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint.distilbert import RERANK_TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY
 from tessera_tools.random_checkpoint.spec import Spec
@@ -174,7 +174,9 @@ def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: A
     model = opened(written(RERANK_TINY))
     wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
     limits = PairLimits(tokens=100)
-    first, second = model.pairs(right, [wrong, right], limits=limits, query_param="query", params=["x", "y"])
+    first, second = model.pairs(
+        Pairs(query=right, documents=[wrong, right], limits=limits, param="query", params=["x", "y"])
+    )
     assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
     assert first.param == "x" and words in first.message
 

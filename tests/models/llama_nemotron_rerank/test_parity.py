@@ -23,6 +23,7 @@ from tessera.models.base import (
     OutputKind,
     PairLimits,
     PairModel,
+    Pairs,
     Prompt,
     Truncate,
 )
@@ -194,11 +195,13 @@ def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: A
     model = LlamaNemotronRerank(written(TINY), Options())
     wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
     limits = PairLimits(tokens=100)
-    first, second = model.pairs(right, [wrong, right], limits=limits, query_param="query", params=["x", "y"])
+    first, second = model.pairs(
+        Pairs(query=right, documents=[wrong, right], limits=limits, param="query", params=["x", "y"])
+    )
     assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
     assert first.param == "x" and words in first.message
     with pytest.raises(InvalidInput, match=words) as caught:
-        model.pairs(wrong, [right], limits=limits, query_param="query", params=["x"])
+        model.pairs(Pairs(query=wrong, documents=[right], limits=limits, param="query", params=["x"]))
     assert caught.value.param == "query"
 
 

@@ -15,7 +15,7 @@ import torch
 
 from tessera.errors import InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Pairs, Prompt, Truncate
 from tessera.models.llama_nemotron_vl.config import read_config
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
 from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
@@ -132,7 +132,9 @@ def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
     def pair(limit: int, *parts: Any) -> Prompt | InvalidInput:
         limits = PairLimits(tokens=limit, truncate=Truncate.END)
         document = Content(parts=parts)
-        (made,) = model.pairs(query, [document], limits=limits, query_param="query", params=["x"])
+        (made,) = model.pairs(
+            Pairs(query=query, documents=[document], limits=limits, param="query", params=["x"])
+        )
         return made
 
     whole, bare = pair(1000, image, words), pair(1000, image)

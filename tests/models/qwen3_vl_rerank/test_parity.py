@@ -13,7 +13,7 @@ import torch
 
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY, Qwen3VLRerankSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import SMALL, WORDS
@@ -168,7 +168,9 @@ def test_what_is_too_long_loses_text_of_the_document(written: WriteCheckpoint) -
 
     def cut(limit: int, asked: Content = query) -> Prompt | InvalidInput:
         limits = PairLimits(tokens=limit, truncate=Truncate.END)
-        (made,) = model.pairs(asked, [document], limits=limits, query_param="query", params=["documents[0]"])
+        (made,) = model.pairs(
+            Pairs(query=asked, documents=[document], limits=limits, param="query", params=["documents[0]"])
+        )
         return made
 
     whole = cut(model.max_tokens)

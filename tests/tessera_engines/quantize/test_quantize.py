@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tessera.checkpoint.loading import as_stored
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Prompt, Role
+from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Role
 from tessera.nn.fp8 import Fp8Weight, rounded
 from tessera.nn.layer import Linear
 from tessera_engines.calibration import Calibration
@@ -203,8 +203,9 @@ def test_a_model_of_pairs_is_calibrated_with_pairs(reranker: Path, source: Path,
     expected = []
     for number, text in enumerate(TEXTS):
         query, document = (Content(parts=(side,), role=Role.QUERY) for side in (TEXTS[number - 1], text))
+        limits = PairLimits(tokens=512)
         (prompt,) = model.pairs(
-            query, [document], limits=PairLimits(tokens=512), query_param="query", params=["document"]
+            Pairs(query=query, documents=[document], limits=limits, param="query", params=["document"])
         )
         assert isinstance(prompt, Prompt)
         expected.append(prompt.tokens.tolist())

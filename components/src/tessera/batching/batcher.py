@@ -18,7 +18,7 @@ from tessera import tracing
 from tessera.batching.engine_thread import EngineThread, Launch, Reports, Values
 from tessera.batching.queue import Cost, Entry, OpenBatch, Outcome, P, R
 from tessera.budgets import Budget, Clock, FairQueue
-from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
+from tessera.errors import EngineDead, TesseraError, Unavailable
 from tessera.logs import current_line
 from tessera.tasks import Promise
 
@@ -118,7 +118,12 @@ class Batcher(Generic[P, R]):
         self._queue: FairQueue[Entry[P, R]] = FairQueue()
         # What the engine has of its batches leaves the rest of them to what waits: callers are told the
         # capacity, and what they keep to must not be refused because batches are not full.
-        self._waiting = Budget(lambda: self.capacity - self._running)
+        self._waiting = Budget(
+            lambda: self.capacity - self._running,
+            f"the {name} queue",
+            "waiting",
+            retry_after=self.seconds_to_drain,
+        )
         self._running = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -174,9 +179,7 @@ class Batcher(Generic[P, R]):
             raise EngineDead(self._engine.dead.message)
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
-        if not self._waiting.admits(client, size):
-            refusal = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
-            raise Overloaded(refusal, retry_after=self.seconds_to_drain())
+        self._waiting.check(client, size)
 
     def submit(self, payload: P, size: int, **options: Unpack[Options]) -> asyncio.Future[Outcome[R]]:
         """Queue one payload as ``put`` does; cancelling the future cancels it."""

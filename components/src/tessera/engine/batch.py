@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -277,11 +277,10 @@ def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None
 
 def rows_as_asked(outputs: Mapping[str, Rows], batch: TextBatch) -> list[Rows]:
     """Return the rows of each sequence of a batch, of the outputs that it asks for."""
-    answers = []
-    for number, names in enumerate(batch.asked):
-        first, *others = [outputs[name].of(number) for name in names or ("",)]
-        answers.append(replace(first, others=tuple(others)) if others else first)
-    return answers
+    return [
+        Rows.together([outputs[name].of(number) for name in names or ("",)])
+        for number, names in enumerate(batch.asked)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from starlette.types import Scope
 
-from tessera.errors import RequestCancelled
 from tessera.frontend.admission.rate import RateLimiter
-from tessera.frontend.admission.room import Bodies, Ticket
+from tessera.frontend.admission.room import GroupBudget, Ticket
 from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
-from tessera.tasks import Deadline, Departure, Left
-
-T = TypeVar("T")
+from tessera.tasks import Deadline, Departure
 
 # It is echoed in a header and in logs, where a line break would forge another line.
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -33,10 +30,10 @@ class Exchange:
     case. ``body_bytes`` is the length that was announced, ``peer`` the client's address, ``key`` the name of
     the API key, also where there are none, and ``client`` the name by which clients share the service, empty
     where there are none. ``rates`` is None where no key has a rate, and ``bodies`` where no body is read.
-    ``departure`` ends the work when the
-    client goes away. ``model`` is the name of the model that answers, once it is known, ``failure`` the
-    answer where it is an error, ``error_shape`` its form where that is not the route's, ``unexpected`` an
-    error that no handler knows, and ``body`` the request's, once it has been read.
+    ``departure`` ends the work when the client goes away. ``model`` is the name of the model that answers,
+    once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form where that is not
+    the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's, once it has been
+    read.
     """
 
     line: RequestLine
@@ -47,7 +44,7 @@ class Exchange:
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     body_bytes: int | None = None
     rates: RateLimiter | None = None
-    bodies: Bodies | None = None
+    bodies: GroupBudget | None = None
     departure: Departure = field(default_factory=Departure)
     key: str = ANONYMOUS
     client: str = ""
@@ -117,13 +114,6 @@ class Exchange:
         if self.ticket is not None:
             self.ticket.close()
             self.ticket = None
-
-    async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
-        try:
-            return await self.departure.during(work)
-        except Left:
-            raise RequestCancelled("the client went away") from None
 
 
 def exchange_of(scope: Scope) -> Exchange:

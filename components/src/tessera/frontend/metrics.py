@@ -142,18 +142,18 @@ class FrontendMetrics:
 
     def watch_admission(self, admission: Admission) -> None:
         watch = self._gauges.watch
-        watch("tessera_requests_in_flight", "Requests being answered", lambda: admission.requests)
+        watch("tessera_requests_in_flight", "Requests being answered", lambda: admission.requests.used)
         watch(
             "tessera_admitted_response_bytes",
             "Bytes that the answers to the requests being answered may take",
-            lambda: admission.response_bytes,
+            lambda: admission.answers.used,
         )
         watch(
             "tessera_body_bytes",
             "Bytes of the bodies that are being read or parsed, as announced",
             lambda: admission.bodies.used,
         )
-        admission.bodies.count_refusal = self.refused.labels("bodies").inc
+        admission.bodies.refused = self.refused.labels("bodies").inc
 
     def render(self) -> bytes:
         return generate_latest(self._all)
@@ -224,13 +224,17 @@ class ModelMetrics:
         self._input_errors.labels(code, self.model).inc()
 
     def watch_room(self, room: Room) -> None:
-        self._watch("tessera_admitted_tokens", "Tokens of the requests being answered", lambda: room.tokens)
+        self._watch(
+            "tessera_admitted_tokens", "Tokens of the requests being answered", lambda: room.tokens.used
+        )
         self._watch(
             "tessera_admitted_units",
             "Units of the vision stage (tiles, or patches) of the requests being answered",
-            lambda: room.units,
+            lambda: room.units.used,
         )
-        self._watch("tessera_admitted_tiles", "The old name of tessera_admitted_units", lambda: room.units)
+        self._watch(
+            "tessera_admitted_tiles", "The old name of tessera_admitted_units", lambda: room.units.used
+        )
 
     def watch_workers(self, component: str, peers: Peers, *, expected: Ask) -> None:
         watch = self._watch

@@ -15,8 +15,9 @@ from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Ready, Start, 
 from tessera.local.model_info import ModelInfo
 from tessera.local.plan import EnginePlan
 from tessera.local.usage import Usage
-from tessera.local.vectors import Vectors, with_others
+from tessera.local.vectors import Vectors
 from tessera.local.wanted import DEFAULT, Wanted
+from tessera.rows import Rows
 
 # Processes that end without having answered anything, one after another, before there is none any more.
 _DEATHS: Final = 5
@@ -136,14 +137,14 @@ class _Engine:
             raise ChildLost("its process has ended")
         answer = await self._process.ask(lambda number: Embed(number, list(contents), wanted), EmbeddedRows)
         try:
-            first, *others = [output.rows() for output in answer.outputs]
+            outputs = [output.rows() for output in answer.outputs]
         except ValueError as error:
             raise ProtocolError(f"an engine answered with {error}") from error
-        if any(len(rows) != len(contents) for rows in (first, *others)):
-            raise ProtocolError(f"an engine answered with {len(first)} of {len(contents)} inputs")
+        if any(len(rows) != len(contents) for rows in outputs):
+            raise ProtocolError(f"an engine answered with {len(outputs[0])} of {len(contents)} inputs")
         self._deaths = 0
         return Vectors(
-            rows=with_others(first, others),
+            rows=Rows.together(outputs),
             tokens=answer.tokens,
             errors={place: failure.error() for place, failure in answer.errors.items()},
         )

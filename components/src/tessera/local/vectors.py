@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
@@ -57,10 +57,4 @@ class Vectors:
 
 def no_rows(inputs: int, widths: Sequence[int]) -> Rows:
     """Return so many inputs without rows; ``widths`` are those of the outputs."""
-    first, *others = [Rows.zeros(np.zeros(inputs + 1, np.int64), width) for width in widths]
-    return with_others(first, others)
-
-
-def with_others(first: Rows, others: Sequence[Rows]) -> Rows:
-    """Return rows of one output with those of further ones."""
-    return replace(first, others=tuple(others)) if others else first
+    return Rows.together([Rows.zeros(np.zeros(inputs + 1, np.int64), width) for width in widths])

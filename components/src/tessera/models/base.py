@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from tessera.errors import InvalidInput, UnsupportedOperation
+from tessera.errors import InvalidInput, TesseraError, UnsupportedOperation
 from tessera.image_plan import ImagePlan as ImagePlan
 from tessera.nn.outputs import CHUNKS as CHUNKS
 from tessera.nn.outputs import STATES as STATES
@@ -495,26 +495,39 @@ class PairLimits:
     truncate: Truncate = Truncate.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class InputTask:
+    """What the prompt of one input is made of."""
+
+    content: Content
+    max_tokens: int
+    truncate: Truncate
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Documents with their query; ``param`` names the query, and ``params`` name the documents."""
+
+    query: Content
+    documents: Sequence[Content]
+    limits: PairLimits
+    param: str
+    params: Sequence[str]
+
+
 @runtime_checkable
 class PairModel(Model, Protocol):
     """A model whose output is a score, one of each pair."""
 
-    def pairs(
-        self,
-        query: Content,
-        documents: Sequence[Content],
-        *,
-        limits: PairLimits,
-        query_param: str,
-        params: Sequence[str],
-    ) -> list[Prompt | InvalidInput]:
+    def pairs(self, asked: Pairs) -> list[Prompt | InvalidInput]:
         """Each document with the query, whose tokens are made once.
 
-        The placeholders of the query's images come before those of the document's. ``params`` names each
-        document; what is wrong with one stands in its place.
+        The placeholders of the query's images come before those of the document's. What is wrong with a
+        document stands in its place.
 
-        Raises ``InvalidInput`` naming ``query_param`` for a query that is no side of a pair, or that leaves
-        a document no room.
+        Raises ``InvalidInput`` naming the query for one that is no side of a pair, or that leaves a document
+        no room.
         """
         ...
 
@@ -534,6 +547,18 @@ class StagedModel(Model, Protocol):
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
+
+
+def prompts_of(task: InputTask | Pairs, model: Model) -> list[Prompt | TesseraError]:
+    """Return the prompt of an input, or of each document with its query, or their errors."""
+    try:
+        if isinstance(task, InputTask):
+            content, most = task.content, task.max_tokens
+            return [model.prompt(content, max_tokens=most, truncate=task.truncate, param=task.param)]
+        assert isinstance(model, PairModel)
+        return [*model.pairs(task)]
+    except TesseraError as error:
+        return [error] if isinstance(task, InputTask) else [error] * len(task.documents)
 
 
 def truncation_of(model: Model, asked: Truncate) -> Truncate:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Prompt
+from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Pairs, Prompt
 from tessera.models.prompts import Fixed, Run, Segment, Tokens, each_prompt, side_text
 from tessera.models.tower import TowerModel
 
@@ -52,30 +52,23 @@ class PairTower(TowerModel):
         """What stands behind the document."""
         return []
 
-    def pairs(
-        self,
-        query: Content,
-        documents: Sequence[Content],
-        *,
-        limits: PairLimits,
-        query_param: str,
-        params: Sequence[str],
-    ) -> list[Prompt | InvalidInput]:
+    def pairs(self, asked: Pairs) -> list[Prompt | InvalidInput]:
         """As ``tessera.models.base.PairModel.pairs``."""
-        before = self.before_query(query, query_param)
-        asked = self._text(replace(query, instruction=None), query_param)
-        question = self._bounded(before, asked, limits.query)
-        images = self.side_images(query.images, query_param)
-        begins = [self.before_pair((*query.images, *document.images)) for document in documents]
+        query, limits, param = asked.query, asked.limits, asked.param
+        before = self.before_query(query, param)
+        whole = self._text(replace(query, instruction=None), param)
+        question = self._bounded(before, whole, limits.query)
+        images = self.side_images(query.images, param)
+        begins = [self.before_pair((*query.images, *document.images)) for document in asked.documents]
         text = f"{question}{self.between}"
         heads = {
-            begin: self._head(begin + before, images, text, limits, query_param)
+            begin: self._head(begin + before, images, text, limits, param)
             for begin in dict.fromkeys(begin for _, begin in begins)
         }
-        cut = question != asked
+        cut = question != whole
         return each_prompt(
-            partial(self._pair, segments, heads[begin], document, limits, param, cut=cut)
-            for (segments, begin), document, param in zip(begins, documents, params, strict=True)
+            partial(self._pair, segments, heads[begin], document, limits, name, cut=cut)
+            for (segments, begin), document, name in zip(begins, asked.documents, asked.params, strict=True)
         )
 
     def _text(self, side: Content, param: str) -> str:

@@ -307,15 +307,11 @@ class RequestInFlight:
         service.answered(len(answered))
         service.queued(timings.queue_ms / 1e3)
         return wire.EmbedReply(
-            rows=memoryview(b"") if rows is None else _bytes(rows.values),
-            norms=memoryview(b"") if rows is None else _bytes(rows.norms),
-            width=self._outputs[0].width,
+            outputs=tuple(map(_output_rows, () if rows is None else rows.each())),
             counts=tuple([len(part.values) if isinstance(part, Rows) else 0 for part in self._parts]),
             failures={} if len(answered) == len(self._parts) else self._failures(),
             cached_tokens=tuple(self._cached),
             timings=timings,
-            indices=_NO_BYTES if rows is None or rows.indices is None else _bytes(rows.indices),
-            others=tuple(map(_output_rows, () if rows is None else rows.others)),
         )
 
     def _failures(self) -> dict[int, wire.Failure]:
@@ -440,7 +436,7 @@ def _output_rows(rows: Rows) -> wire.OutputRows:
 
 
 def _bytes(values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).data.cast("B") if values.size else memoryview(b"")
+    return np.ascontiguousarray(values).reshape(-1).data.cast("B") if values.size else _NO_BYTES
 
 
 def _fault(output: Output) -> EngineFailed:

@@ -22,7 +22,7 @@ from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.errors import EngineDead, InvalidInput, Overloaded, UnsupportedMedia
+from tessera.errors import EngineDead, InvalidInput, UnsupportedMedia
 from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
@@ -99,7 +99,11 @@ class VisionStage:
             depth=engine.depth,
             events=metrics.events("vision", died=died, attributes=self._attributes),
         )
-        self._admitted = Budget(lambda: self._batcher.limit)
+        self._admitted = Budget(
+            lambda: self._batcher.limit,
+            "the vision stage",
+            retry_after=lambda: self._batcher.seconds_to_drain(self._admitted.used),
+        )
         metrics.watch_batcher(self._batcher, lambda: self._admitted.used)
 
     @property
@@ -126,29 +130,21 @@ class VisionStage:
         ``UnsupportedMedia`` for normalised pixels where the engine takes none.
         """
         if image.pixels and not self._takes_floats:
-            raise _takes_files_alone(image)
+            raise UnsupportedMedia(
+                f"{image.param}: the vision engine of this service was compiled for image files alone;"
+                " pixels that a client normalised need engine: torch",
+                param=image.param,
+            )
         if not self._vision.allows(image.plan):
-            raise self._impossible(image)
-        if not self._admitted.admits(client, image.units):
-            raise self._full()
-        self._admitted.take(client, image.units)
+            raise InvalidInput(
+                f"no image has {_in_words(image.plan)}, the largest has {_in_words(self._vision.largest)}",
+                param=image.param,
+            )
+        self._admitted.hold(client, image.units)
         try:
             yield
         finally:
             self._admitted.give(client, image.units)
-
-    def _impossible(self, image: wire.Image) -> InvalidInput:
-        return InvalidInput(
-            f"no image has {image.units} units and {image.rows} rows, the largest has "
-            f"{self._vision.max_units} and {self._vision.max_rows}",
-            param=image.param,
-        )
-
-    def _full(self) -> Overloaded:
-        return Overloaded(
-            f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} units)",
-            retry_after=self._batcher.seconds_to_drain(self._admitted.used),
-        )
 
     async def preprocess(self, image: wire.Image) -> Preprocessed:
         """Decode the image off the event loop.
@@ -246,7 +242,10 @@ class VisionStage:
         else:
             pixels = self._decoder.decode(image.data, param=image.param)
         if pixels.plan != image.plan:
-            raise _planned_otherwise(image, pixels.plan)
+            made, planned = _in_words(pixels.plan), _in_words(image.plan)
+            raise InvalidInput(
+                f"the image became {made}, but its prompt was built for {planned}", param=image.param
+            )
         return pixels, self._model.unit_positions(pixels.plan)
 
     def _normalised(self, image: wire.Image) -> Pixels:
@@ -261,24 +260,9 @@ class VisionStage:
         return Pixels(values=values, plan=ImagePlan(units=image.units, rows=self._vision.rows(image.units)))
 
 
-def _planned_otherwise(image: wire.Image, plan: ImagePlan) -> InvalidInput:
-    return InvalidInput(
-        f"the image became {_in_words(plan)}, but its prompt was built for {_in_words(image.plan)}",
-        param=image.param,
-    )
-
-
 def _in_words(plan: ImagePlan) -> str:
     grid = "" if plan.grid is None else f" of a grid {plan.grid}"
     return f"{plan.units} units and {plan.rows} rows{grid}"
-
-
-def _takes_files_alone(image: wire.Image) -> UnsupportedMedia:
-    return UnsupportedMedia(
-        f"{image.param}: the vision engine of this service was compiled for image files alone;"
-        " pixels that a client normalised need engine: torch",
-        param=image.param,
-    )
 
 
 class LocalVision:

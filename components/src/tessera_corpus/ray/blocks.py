@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tessera.local.messages import OutputRows
-from tessera.local.vectors import with_others
+from tessera.rows import Rows
 from tessera_corpus.item import Embedded, Failure, Item
 
 
@@ -81,7 +81,6 @@ def _sent(row: Embedded) -> _Vectors:
 
 
 def _embedded(row: _Vectors) -> Embedded:
-    first, *others = [output.rows() for output in row.outputs]
     return Embedded(
         id=row.id,
         source=row.source,
@@ -89,6 +88,6 @@ def _embedded(row: _Vectors) -> Embedded:
         place=row.place,
         content_hash=row.content_hash,
         warning=row.warning,
-        rows=with_others(first, others),
+        rows=Rows.together([output.rows() for output in row.outputs]),
         tokens=row.tokens,
     )

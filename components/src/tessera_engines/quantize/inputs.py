@@ -18,6 +18,7 @@ from tessera.models.base import (
     Model,
     PairLimits,
     PairModel,
+    Pairs,
     Pixels,
     Role,
     TextModule,
@@ -140,13 +141,10 @@ def _input(
 
 
 def _pair(model: PairModel, query: str, content: Content, where: str) -> Int32Array:
-    (prompt,) = model.pairs(
-        Content(parts=(query,), role=Role.QUERY),
-        [content],
-        limits=PairLimits(tokens=model.max_tokens, truncate=Truncate.END),
-        query_param=where,
-        params=[where],
-    )
+    limits = PairLimits(tokens=model.max_tokens, truncate=Truncate.END)
+    asked = Content(parts=(query,), role=Role.QUERY)
+    pairs = Pairs(query=asked, documents=[content], limits=limits, param=where, params=[where])
+    (prompt,) = model.pairs(pairs)
     if isinstance(prompt, InvalidInput):
         raise prompt
     return prompt.tokens

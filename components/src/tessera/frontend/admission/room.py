@@ -102,21 +102,21 @@ class _Places:
     """Finds where the table has what all, and each client, hold of ``owner``, in every slot."""
 
     def __init__(self, group: FrontendGroup, owner: str) -> None:
-        self._group = group
+        self.group = group
         self._owner = owner
         self._epoch = group.epoch
         self._by_client: dict[str, tuple[int, list[int]]] = {}
 
     def find(self, client: str) -> tuple[int, list[int]]:
         """Return the places of a client, or of all for "": in the own slot, in the others."""
-        if self._epoch != self._group.epoch:
+        if self._epoch != self.group.epoch:
             self._by_client.clear()
-            self._epoch = self._group.epoch
+            self._epoch = self.group.epoch
         places = self._by_client.get(client)
         if places is None:
             name = model_entry(self._owner, client)
-            others = self._group.places(name, self._group.others)
-            places = self._by_client[client] = self._group.place(name), others
+            others = self.group.places(name, self.group.others)
+            places = self._by_client[client] = self.group.place(name), others
         return places
 
     def clients(self) -> list[str]:
@@ -130,16 +130,12 @@ class GroupBudget(Budget):
     ``unit`` is the noun of errors. Two frontends that admit at the same instant do not see each other.
     """
 
-    __slots__ = ("_group", "_places", "_unit", "_word")
+    __slots__ = ("_places", "_word")
 
-    def __init__(
-        self, limit: Callable[[], int], group: FrontendGroup, places: _Places, word: int, unit: str
-    ) -> None:
-        super().__init__(limit)
-        self._group = group
+    def __init__(self, limit: Callable[[], int], places: _Places, word: int, unit: str) -> None:
+        super().__init__(limit, unit=f"{unit} in flight")
         self._places = places
         self._word = word
-        self._unit = unit
 
     @property
     def used(self) -> int:
@@ -148,10 +144,10 @@ class GroupBudget(Budget):
     @property
     def own(self) -> int:
         """Return what this frontend has in use."""
-        return self._group.words[self._places.find("")[0] + self._word]
+        return self._places.group.words[self._places.find("")[0] + self._word]
 
     def held(self, client: str) -> int:
-        words, word = self._group.words, self._word
+        words, word = self._places.group.words, self._word
         own, others = self._places.find(client)
         total = words[own + word]
         for at in others:
@@ -163,24 +159,16 @@ class GroupBudget(Budget):
 
     def admits(self, client: str, amount: int) -> bool:
         # Nobody is refused for what a frontend held that has ended.
-        return super().admits(client, amount) or (self._group.look() and super().admits(client, amount))
-
-    def overloaded(self, client: str, amount: int) -> Overloaded:
-        """Return the error for an amount that is not admitted."""
-        message = self.refusal(client, amount, whole="the service", unit=f"{self._unit} in flight")
-        return Overloaded(message, retry_after=1.0)
-
-    def check(self, client: str, amount: int) -> None:
-        """Raise ``Overloaded`` for an amount that is not admitted."""
-        if not self.admits(client, amount):
-            raise self.overloaded(client, amount)
+        return super().admits(client, amount) or (
+            self._places.group.look() and super().admits(client, amount)
+        )
 
     def share(self, amount: int) -> int:
         """Bound an amount as a worker does: a quarter of its queue waits for one request at most."""
         return min(amount, self.limit // 4)
 
     def take(self, client: str, amount: int) -> None:
-        words, word, find = self._group.words, self._word, self._places.find
+        words, word, find = self._places.group.words, self._word, self._places.find
         words[find("")[0] + word] += amount
         if client:
             words[find(client)[0] + word] += amount
@@ -188,23 +176,6 @@ class GroupBudget(Budget):
 
 BODY_BYTES: Final = 512 << 20
 """Bytes that the bodies of all requests may have at a time, until they are parsed."""
-
-
-class Bodies(GroupBudget):
-    """Keeps the bytes of bodies, as they are announced or come, until they are parsed."""
-
-    __slots__ = ("count_refusal",)
-
-    def __init__(self, limit: int, group: FrontendGroup, places: _Places) -> None:
-        super().__init__(lambda: limit, group, places, HELD_BODY_BYTES, "bytes of bodies")
-        self.count_refusal: Callable[[], None] = lambda: None
-
-    def hold(self, client: str, nbytes: int) -> None:
-        """Take room for bytes that are not read yet; raises ``Overloaded`` where there is none."""
-        if not self.admits(client, nbytes):
-            self.count_refusal()
-            raise self.overloaded(client, nbytes)
-        self.take(client, nbytes)
 
 
 class Room:
@@ -224,71 +195,26 @@ class Room:
         group: FrontendGroup | None = None,
     ) -> None:
         self.model = model
-        group = group or FrontendGroup()
-        places = _Places(group, model)
-        self._requests = GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS, "requests")
-        self._tokens = GroupBudget(capacity.tokens, group, places, HELD_TOKENS, "tokens")
-        self._units = GroupBudget(capacity.units, group, places, HELD_UNITS, "units")
+        places = _Places(group or FrontendGroup(), model)
+        self.requests = GroupBudget(lambda: max_requests, places, HELD_REQUESTS, "requests")
+        self.tokens = GroupBudget(capacity.tokens, places, HELD_TOKENS, "tokens")
+        self.units = GroupBudget(capacity.units, places, HELD_UNITS, "units")
         self.costs = _Costs(pairs=pairs)
 
-    @property
-    def tokens(self) -> int:
-        """Return the tokens in flight."""
-        return self._tokens.used
+    def guess(self, body_bytes: int | None) -> int:
+        """Return the tokens that a request holds until its cost is known.
 
-    @property
-    def units(self) -> int:
-        """Return the units of the vision stage in flight."""
-        return self._units.used
-
-    @property
-    def requests(self) -> int:
-        """Return the requests in flight."""
-        return self._requests.used
+        What the last requests with bodies of about this length cost, or, but for pairs, what such a body
+        could hold at most.
+        """
+        return self.tokens.share(self.costs.guess(body_bytes))
 
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:
-        """Return the error that ``enter`` would raise now."""
-        if not self._requests.admits(client, 1):
-            return _too_many(self._requests, client)
-        guess = self._guess(body_bytes)
-        return None if self._tokens.admits(client, guess) else self._tokens.overloaded(client, guess)
-
-    def enter(self, client: str, body_bytes: int | None) -> int:
-        """Take a place for a request; raises ``Overloaded`` when the room is full.
-
-        Returns the tokens that it holds until its cost is known: what the last requests with bodies of about
-        this length cost, or, but for pairs, what such a body could hold at most.
-        """
-        if (refusal := self.refusal(client, body_bytes)) is not None:
-            raise refusal
-        guess = self._guess(body_bytes)
-        self._requests.take(client, 1)
-        self._tokens.take(client, guess)
-        return guess
-
-    def leave(self, client: str, tokens: int, units: int) -> None:
-        """Give a request's place and all that it holds back."""
-        self._requests.give(client, 1)
-        self._tokens.give(client, tokens)
-        if units:
-            self._units.give(client, units)
-
-    def charge(self, client: str, guess: int, tokens: int, units: int) -> tuple[int, int]:
-        """Let a request hold its tokens and units, which are returned, in place of the tokens of its guess.
-
-        Raises ``Overloaded``, and the request holds nothing, when that is too much now.
-        """
-        self._tokens.give(client, guess)
-        tokens, units = self._tokens.share(tokens), self._units.share(units)
-        self._tokens.check(client, tokens)
-        if units:
-            self._units.check(client, units)
-            self._units.take(client, units)
-        self._tokens.take(client, tokens)
-        return tokens, units
-
-    def _guess(self, body_bytes: int | None) -> int:
-        return self._tokens.share(self.costs.guess(body_bytes))
+        """Return the error of another request, None where it has room."""
+        if not self.requests.admits(client, 1):
+            return self.requests.overloaded(client, 1)
+        guess = self.guess(body_bytes)
+        return None if self.tokens.admits(client, guess) else self.tokens.overloaded(client, guess)
 
 
 class Admission:
@@ -296,9 +222,9 @@ class Admission:
 
     The head of a request says nothing of its model: where there are several it is let in as long as one of
     them has room for such a request, so that a flood of requests for one does not turn those for another
-    away. Requests, and bytes of answers and of ``bodies``, are shared by all models, fairly between clients.
-    ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one answer, ``body_bytes`` that of
-    all bodies.
+    away. Requests, and bytes of ``answers`` and of ``bodies`` until those are parsed, are shared by all
+    models, fairly between clients. ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one
+    answer, ``body_bytes`` that of all bodies.
     """
 
     def __init__(
@@ -309,20 +235,14 @@ class Admission:
         body_bytes: int = BODY_BYTES,
         group: FrontendGroup | None = None,
     ) -> None:
-        self._group = group = group or FrontendGroup()
-        places = _Places(group, "")
+        self._group = group or FrontendGroup()
         self._max_requests = max_requests
         self._rooms: list[Room] = []
-        self.answers = GroupBudget(
-            lambda: RESPONSES_IN_FLIGHT * max_response_bytes,
-            group,
-            places,
-            HELD_BYTES,
-            "bytes of answers",
-        )
-        self.bodies = Bodies(body_bytes, group, places)
-        self._all = GroupBudget(
-            lambda: max_requests * max(1, len(self._rooms)), group, places, HELD_ALL_REQUESTS, "requests"
+        places, answers = _Places(self._group, ""), RESPONSES_IN_FLIGHT * max_response_bytes
+        self.answers = GroupBudget(lambda: answers, places, HELD_BYTES, "bytes of answers")
+        self.bodies = GroupBudget(lambda: body_bytes, places, HELD_BODY_BYTES, "bytes of bodies")
+        self.requests = GroupBudget(
+            lambda: max_requests * max(1, len(self._rooms)), places, HELD_ALL_REQUESTS, "requests"
         )
 
     def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
@@ -335,20 +255,10 @@ class Admission:
         """Let nothing in for a room's sake any more; what is in it stays until it is done."""
         self._rooms.remove(room)
 
-    @property
-    def requests(self) -> int:
-        """Return the requests in flight."""
-        return self._all.used
-
-    @property
-    def response_bytes(self) -> int:
-        """Return the bytes of the answers to what is in flight."""
-        return self.answers.used
-
     def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
-        if len(self._rooms) != 1 and not self._all.admits(client, 1):
-            return _too_many(self._all, client)
+        if len(self._rooms) != 1 and not self.requests.admits(client, 1):
+            return self.requests.overloaded(client, 1)
         first: Overloaded | None = None
         for room in self._rooms:
             if (refusal := room.refusal(client, body_bytes)) is None:
@@ -366,23 +276,8 @@ class Admission:
             ticket.enter(self._rooms[0])
         elif (refusal := self.refusal(client, body_bytes)) is not None:
             raise refusal
-        self._all.take(client, 1)
+        self.requests.take(client, 1)
         return ticket
-
-    def leave(self, client: str) -> None:
-        """Count a request no more."""
-        self._all.give(client, 1)
-
-
-def too_many(limit: int) -> Overloaded:
-    """Return the error of a request beyond the number that may be in flight."""
-    return Overloaded(f"the service is full (limit: {limit} requests in flight)", retry_after=1.0)
-
-
-def _too_many(requests: GroupBudget, client: str) -> Overloaded:
-    """Return the error of a request beyond the number of all, or beyond its client's share."""
-    full = requests.used >= requests.limit
-    return too_many(requests.limit) if full else requests.overloaded(client, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -399,41 +294,49 @@ class Ticket:
 
     def enter(self, room: Room) -> None:
         """Take a place in the room of the request's model; raises ``Overloaded`` when it is full."""
-        if room is not self._room:
-            guess = room.enter(self._client, self._body_bytes)
-            self._leave()
-            self._room, self._tokens = room, guess
+        if room is self._room:
+            return
+        if (refusal := room.refusal(self._client, self._body_bytes)) is not None:
+            raise refusal
+        self.leave_room()
+        self._room, self._tokens = room, room.guess(self._body_bytes)
+        room.requests.take(self._client, 1)
+        room.tokens.take(self._client, self._tokens)
 
-    def _leave(self) -> None:
-        if self._room is not None:
-            self._room.leave(self._client, self._tokens, self._units)
+    def leave_room(self) -> None:
+        """Give the place in the room back; the bytes of the answer stay taken until it has been read."""
+        if (room := self._room) is not None:
+            room.requests.give(self._client, 1)
+            room.tokens.give(self._client, self._tokens)
+            if self._units:
+                room.units.give(self._client, self._units)
             self._room, self._tokens, self._units = None, 0, 0
 
     def charge(self, tokens: int, units: int, response_bytes: int) -> None:
-        """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now.
+        """Hold the request's cost in place of the guess; raises ``Overloaded`` when that is too much now.
 
         The request has entered its model's room.
         """
         room, client = self._room, self._client
         assert room is not None
         room.costs.learn(self._body_bytes, tokens)
-        guess, self._tokens = self._tokens, 0
-        self._tokens, self._units = room.charge(client, guess, tokens, units)
+        room.tokens.give(client, self._tokens)
+        self._tokens, tokens, units = 0, room.tokens.share(tokens), room.units.share(units)
+        room.tokens.check(client, tokens)
+        if units:
+            room.units.hold(client, units)
+            self._units = units
+        room.tokens.take(client, tokens)
+        self._tokens = tokens
         self.take(response_bytes - self._response_bytes)
 
     def take(self, response_bytes: int) -> None:
         """Take more bytes of the answer; raises ``Overloaded`` when all answers have too many."""
-        answers = self._admission.answers
-        answers.check(self._client, response_bytes)
-        answers.take(self._client, response_bytes)
+        self._admission.answers.hold(self._client, response_bytes)
         self._response_bytes += response_bytes
 
-    def answered(self) -> None:
-        """Give the place in the room back; the bytes of the answer stay taken until it has been read."""
-        self._leave()
-
     def close(self) -> None:
-        self._leave()
-        self._admission.leave(self._client)
+        self.leave_room()
+        self._admission.requests.give(self._client, 1)
         if self._response_bytes:
             self._admission.answers.give(self._client, self._response_bytes)

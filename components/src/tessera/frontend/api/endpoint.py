@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -318,6 +318,21 @@ def _too_large_answer(
 R = TypeVar("R", Result, Scores)
 
 
+class Choice(NamedTuple):
+    """Says which model answers: the one of this ``name``, or that the body names.
+
+    Without a name it is the only model whose output is of ``kinds``; of several the only one of kind
+    ``first``: an embedding model answers routes for scores, too, but not beside a reranker.
+    """
+
+    kinds: frozenset[OutputKind] = ALL_KINDS
+    first: OutputKind | None = None
+    name: str | None = None
+
+
+_ANY: Final = Choice()
+
+
 class Task(Protocol[R]):
     """Declares a request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
 
@@ -380,15 +395,15 @@ class Endpoint:
     ) -> Response:
         """Answer in the form that ``translate`` gives; errors are raised, for the route's own shape.
 
-        A ``name`` in the path is the model's; ``kinds`` and ``first`` are as in ``choose``.
+        A ``name`` in the path is the model's; ``kinds`` and ``first`` are as in ``Choice``.
         """
-        exchange, name = exchange_of(http.scope), http.path_params.get("name")
+        exchange, choice = exchange_of(http.scope), Choice(kinds, first, http.path_params.get("name"))
         self.check_route(exchange, kinds)
-        if name is not None:
-            self.models.find(name)
-        served, task = await self.read(http, translate, kinds=kinds, first=first, name=name)
+        if choice.name is not None:
+            self.models.find(choice.name)
+        served, task = await self.read(http, translate, choice)
         call = self.call(exchange, task.request, served.served)
-        result = await exchange.during(task.run(served, exchange, call, self._limits))
+        result = await exchange.departure.during(task.run(served, exchange, call, self._limits))
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
         body = await self._written(served, task, result, exchange)
@@ -398,49 +413,32 @@ class Endpoint:
         return Response(body.content, media_type=body.media_type, headers=headers)
 
     async def read(
-        self,
-        http: Request,
-        translate: Callable[[Json, Served], T],
-        *,
-        kinds: frozenset[OutputKind] = ALL_KINDS,
-        first: OutputKind | None = None,
-        name: str | None = None,
+        self, http: Request, translate: Callable[[Json, Served], T], choice: Choice = _ANY
     ) -> tuple[ServedModel, T]:
         """Read, parse and translate a body, a large one beside the event loop; it is gone afterwards."""
         exchange = exchange_of(http.scope)
         if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
-            served, task = await self._translate_aside(exchange, translate, kinds, first, name)
+            with tracing.span("parse"):
+                # Hundreds of thousands of values take time to be freed, too.
+                parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
+                served = self.choose(exchange, parsed[0], choice)
+                task = await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
         else:
 
             def parse() -> tuple[ServedModel, T]:
                 with tracing.span("parse"):
                     parsed = self._parsed(exchange)
-                    served = self.choose(exchange, parsed, kinds, first=first, name=name)
+                    served = self.choose(exchange, parsed, choice)
                     return served, translate(parsed, served.served)
 
             served, task = await self._turns.run(parse, exchange.client)
         exchange.let_go()
         return served, task
 
-    async def _translate_aside(
-        self,
-        exchange: Exchange,
-        translate: Callable[[Json, Served], T],
-        kinds: frozenset[OutputKind],
-        first: OutputKind | None,
-        name: str | None,
-    ) -> tuple[ServedModel, T]:
-        """Parse and translate a large body beside the event loop."""
-        with tracing.span("parse"):
-            # Hundreds of thousands of values take time to be freed, too.
-            parsed = [await self._aside(partial(self._parsed, exchange), exchange)]
-            served = self.choose(exchange, parsed[0], kinds, first=first, name=name)
-            return served, await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
-
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
         async with exchange.deadline.bound():
-            return await exchange.during(self._bodies.run(work, exchange.client))
+            return await exchange.departure.during(self._bodies.run(work, exchange.client))
 
     async def _written(
         self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
@@ -455,48 +453,34 @@ class Endpoint:
             return await self._turns.run(write, exchange.client)
         # The other requests of this process go on between the blocks of the rows.
         async with exchange.deadline.bound():
-            return await exchange.during(self._threads.run(write, exchange.client))
+            return await exchange.departure.during(self._threads.run(write, exchange.client))
 
-    def choose(
-        self,
-        exchange: Exchange,
-        body: Json,
-        kinds: frozenset[OutputKind] = ALL_KINDS,
-        *,
-        first: OutputKind | None = None,
-        name: str | None = None,
-    ) -> ServedModel:
+    def choose(self, exchange: Exchange, body: Json, choice: Choice) -> ServedModel:
         """Return the model that a request means, which the request now counts for.
 
-        Its name stands in the path, or in the body. Without one it is the only model whose output is of
-        ``kinds``; of several the only one of kind ``first``: an embedding model answers routes for scores,
-        too, but not beside a reranker. Raises ``ModelNotFound``, ``Unavailable`` for one that is not there
-        yet, ``UnsupportedRoute``, ``InvalidInput`` where the name is missing, and ``Overloaded`` when that
-        model has too much to do.
+        Raises ``ModelNotFound``, ``Unavailable`` for one that is not there yet, ``UnsupportedRoute``,
+        ``InvalidInput`` where the name is missing, and ``Overloaded`` when that model has too much to do.
         """
         models = self.models
         if len(models.served) == 1 and not models.waiting:
             # A name is checked once the body has been read by the client's own rules.
             served = models.served[0]
         else:
-            served = self._find(exchange, name or _asked_model(body), kinds, first)
-        check_kind(exchange.path, served, kinds)
+            served = self._find(exchange, body, choice)
+        check_kind(exchange.path, served, choice.kinds)
         exchange.model = served.served.model
         note(model=exchange.model)
         if exchange.ticket is not None:
             exchange.ticket.enter(served.room)
         return served
 
-    def _find(
-        self,
-        exchange: Exchange,
-        asked: str | None,
-        kinds: frozenset[OutputKind],
-        first: OutputKind | None,
-    ) -> ServedModel:
+    def _find(self, exchange: Exchange, body: Json, choice: Choice) -> ServedModel:
         """Look one of several models up."""
-        models = self.models
-        if asked is not None and asked != _UNSPECIFIED:
+        models, (kinds, first, asked) = self.models, choice
+        if asked is None and isinstance(body, dict):
+            # The client's form refuses what is no name.
+            asked = body.get("model")
+        if isinstance(asked, str) and asked != _UNSPECIFIED:
             return models.by_name.get(asked) or models.find(split_model(asked, models.names)[0])
         able = [model for model in models if not kinds.isdisjoint(model.served.kinds)]
         if len(able) > 1 and first is not None:
@@ -569,12 +553,6 @@ def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> N
             f"{path} answers models whose output is {_listed(kinds)}, and "
             f"{model.served.model!r} has {_listed(has)} as its output"
         )
-
-
-def _asked_model(body: Json) -> str | None:
-    """Return the model that a body names; the client's form refuses what is no name."""
-    asked = body.get("model") if isinstance(body, dict) else None
-    return asked if isinstance(asked, str) else None
 
 
 def _listed(kinds: frozenset[OutputKind]) -> str:

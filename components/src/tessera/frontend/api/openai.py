@@ -481,8 +481,7 @@ def parse_embeddings(
         return _with_outputs(translate(body, limits, models), body, limits)
     model = given.get("model")
     model = None if model is None else filled_string(model, "model")
-    plain = EmbeddingsBody(input=given.get("input"), model=model)
-    return _request(plain, limits, models, {}, None, None)
+    return translate(EmbeddingsBody(input=given.get("input"), model=model), limits, models, plain=True)
 
 
 def _with_outputs(
@@ -518,22 +517,15 @@ def read_body(form: Form[E], value: Json) -> E:
     return form.read(value, _INERT_IN_CONVERSATIONS if messages else None)
 
 
-def translate(body: EmbeddingsBody, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
-    """Translate a body with other fields than its inputs and the model."""
-    return _request(
-        body, limits, models, _options(body), body.role(), _modality(body.modality, limits.inputs)
-    )
-
-
-def _request(
-    body: EmbeddingsBody,
-    limits: RequestLimits,
-    models: Collection[str],
-    options: dict[str, Any],
-    role: Role | None,
-    modality: _Modality,
+def translate(
+    body: EmbeddingsBody, limits: RequestLimits, models: Collection[str], *, plain: bool = False
 ) -> EmbeddingsRequest:
-    model = body.model
+    """Translate a body; a ``plain`` one has no other fields than its inputs and the model."""
+    model, options = body.model, dict[str, Any]()
+    role: Role | None = None
+    modality: _Modality = None
+    if not plain:
+        options, role, modality = _options(body), body.role(), _modality(body.modality, limits.inputs)
     if model is not None and model not in models:
         model, by_name = split_model(model, models)
         role = role or by_name

@@ -161,7 +161,7 @@ def _routes(service: Service) -> list[ApiRoute]:
         lambda: [_shown(service, model) for model in models],
         lambda: dict(models.waiting),
         service.metrics,
-        lambda: service.admission.requests,
+        lambda: service.admission.requests.used,
     )
 
     async def status(request: Request) -> Response:

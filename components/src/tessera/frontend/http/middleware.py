@@ -232,7 +232,7 @@ class RequestMiddleware:
                 # What is left is the client's own time to read.
                 seconds = time.perf_counter() - started
                 if exchange.ticket is not None:
-                    exchange.ticket.answered()
+                    exchange.ticket.leave_room()
             await send(message)
 
         try:

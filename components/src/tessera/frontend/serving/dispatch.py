@@ -113,11 +113,8 @@ class Answer:
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
         sizes = [item.chunk_count if item.chunks else item.token_count for item in items]
-        rows = Rows.zeros(row_bounds(output, sizes), output.width)
-        if others:
-            more = [Rows.zeros(row_bounds(other, sizes), other.width) for other in others]
-            rows = replace(rows, others=tuple(more))
-        return cls(rows, [0] * len(items))
+        rows = [Rows.zeros(row_bounds(each, sizes), each.width) for each in (output, *others)]
+        return cls(Rows.together(rows), [0] * len(items))
 
     def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         """Take in what was answered for these items, whose numbers of rows have been checked."""
@@ -130,8 +127,8 @@ class Answer:
             self._put_some(items, reply)
 
     def _put_some(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
-        good = [index for position, index in enumerate(items) if position not in reply.failures]
-        self.rows = self.rows.put(good, _received(reply, self.rows))
+        if good := [index for position, index in enumerate(items) if position not in reply.failures]:
+            self.rows = self.rows.put(good, _received(reply, self.rows))
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
@@ -147,20 +144,16 @@ def row_bounds(output: Output, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
 
 def _received(reply: wire.EmbedReply, like: Rows) -> Rows:
     """Return a reply's rows; their bounds are those of ``like``, and true where it has all of its items."""
-    rows = _decoded(reply, like.bounds)
-    if not reply.others:
-        return rows
-    others = [_decoded(own, rows.bounds) for own, rows in zip(reply.others, like.others, strict=True)]
-    return replace(rows, others=tuple(others))
-
-
-def _decoded(reply: wire.EmbedReply | wire.OutputRows, bounds: npt.NDArray[np.int64]) -> Rows:
-    return Rows(
-        np.frombuffer(reply.rows, "<f4").reshape(-1, reply.width),
-        bounds,
-        np.frombuffer(reply.norms, "<f4"),
-        np.frombuffer(reply.indices, "<i4") if reply.indices else None,
-    )
+    outputs = [
+        Rows(
+            np.frombuffer(own.rows, "<f4").reshape(-1, own.width),
+            rows.bounds,
+            np.frombuffer(own.norms, "<f4"),
+            np.frombuffer(own.indices, "<i4") if own.indices else None,
+        )
+        for own, rows in zip(reply.outputs, like.each(), strict=True)
+    ]
+    return Rows.together(outputs)
 
 
 class Embedder(Protocol):
@@ -424,10 +417,9 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
         ]
     if reply.counts != tuple(counts[0]) or len(reply.cached_tokens) != items:
         raise ProtocolError(f"{worker} sent rows of other items than it was asked for")
-    given_rows: tuple[wire.EmbedReply | wire.OutputRows, ...] = (reply, *reply.others)
-    if len(given_rows) != len(counts) and len(failed) < items:
-        raise ProtocolError(f"{worker} sent the rows of {len(given_rows)} outputs, not of {len(counts)}")
-    for output, expected, given in zip(request.outputs, counts, given_rows, strict=False):
+    if len(reply.outputs) != len(counts) and len(failed) < items:
+        raise ProtocolError(f"{worker} sent the rows of {len(reply.outputs)} outputs, not of {len(counts)}")
+    for output, expected, given in zip(request.outputs, counts, reply.outputs, strict=False):
         rows, width = sum(expected), output.width
         # Which of an output's rows hold something is the worker's to say, if it says it of all.
         sizes = (len(given.rows), len(given.norms), given.width, len(given.indices) or 4 * rows)

@@ -7,8 +7,7 @@ import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,17 @@ import numpy as np
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.serving.dispatch import Call
 from tessera.models import open_model
-from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Role, Truncate
+from tessera.models.base import (
+    Content,
+    InputTask,
+    PairLimits,
+    PairModel,
+    Pairs,
+    Prompt,
+    Role,
+    Truncate,
+    prompts_of,
+)
 from tessera.sandbox import Limits, Pool, ProcessLost, Stop, in_memory
 from tessera.sandbox.memory import Memory
 from tessera.turns import Threads
@@ -44,52 +53,6 @@ _NICE: Final = 10
 def _processes() -> int:
     """One for each processor but the event loop's, at least 2 and at most 4."""
     return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class InputTask:
-    """What the prompt of one input is made of."""
-
-    content: Content
-    max_tokens: int
-    truncate: Truncate
-    param: str
-
-    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        try:
-            return [
-                model.prompt(
-                    self.content, max_tokens=self.max_tokens, truncate=self.truncate, param=self.param
-                )
-            ]
-        except TesseraError as error:
-            return [error]
-
-
-@dataclass(frozen=True, slots=True)
-class PairsTask:
-    """What the prompts of documents with their query are made of; ``param`` names the query."""
-
-    query: Content
-    documents: Sequence[Content]
-    limits: PairLimits
-    param: str
-    params: Sequence[str]
-
-    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        assert isinstance(model, PairModel)
-        try:
-            return [
-                *model.pairs(
-                    self.query,
-                    self.documents,
-                    limits=self.limits,
-                    query_param=self.param,
-                    params=self.params,
-                )
-            ]
-        except TesseraError as error:
-            return [error] * len(self.documents)
 
 
 class _Built(msgspec.Struct, frozen=True, tag=True):
@@ -140,9 +103,7 @@ class LongTexts:
         self._pool: Pool[_Done] | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def prompts(
-        self, task: InputTask | PairsTask, call: Call, *, size: int
-    ) -> list[Prompt | TesseraError]:
+    async def prompts(self, task: InputTask | Pairs, call: Call, *, size: int) -> list[Prompt | TesseraError]:
         """Return the prompts, or errors, of a task; raises ``Unavailable`` where no process can be had."""
         stop = Stop()
         try:
@@ -160,7 +121,7 @@ class LongTexts:
             stop.stop()
             self._close_when_idle()
 
-    def _make(self, task: InputTask | PairsTask, stop: Stop) -> list[Prompt | TesseraError]:
+    def _make(self, task: InputTask | Pairs, stop: Stop) -> list[Prompt | TesseraError]:
         with self._lock:
             if self._pool is None:
                 # From a thread that lives as long as this object: the processes end with it.
@@ -237,21 +198,19 @@ class Handler:
         self._model = open_model(Path(settings.model_path), settings.options)
         # A confined process can import nothing, so what is imported late is imported here.
         content = Content(parts=("warm-up",), role=Role.NONE)
-        tasks: list[InputTask | PairsTask] = [InputTask(content, self._model.max_tokens, Truncate.END, "")]
+        tasks: list[InputTask | Pairs] = [InputTask(content, self._model.max_tokens, Truncate.END, "")]
         if isinstance(self._model, PairModel):
             limits = PairLimits(tokens=self._model.max_tokens)
-            tasks.append(PairsTask(content, [content], limits, "", [""]))
+            tasks.append(Pairs(query=content, documents=[content], limits=limits, param="", params=[""]))
         for task in tasks:
             with contextlib.suppress(TesseraError):
-                pickle.loads(pickle.dumps(task)).prompts(self._model)
+                prompts_of(pickle.loads(pickle.dumps(task)), self._model)
 
     def answer(self, memory: Memory, task: bytes, descriptor: int) -> bytes:
         # The frontend's own words, which it has pickled itself.
-        asked: InputTask | PairsTask = pickle.loads(
-            os.pread(descriptor, os.lseek(descriptor, 0, os.SEEK_END), 0)
-        )
+        asked: InputTask | Pairs = pickle.loads(os.pread(descriptor, os.lseek(descriptor, 0, os.SEEK_END), 0))
         built: list[_Built | Failure] = []
-        for prompt in asked.prompts(self._model):
+        for prompt in prompts_of(asked, self._model):
             if isinstance(prompt, TesseraError):
                 built.append(
                     Failure(code=prompt.code, message=prompt.message[:_MOST_MESSAGE], param=prompt.param)

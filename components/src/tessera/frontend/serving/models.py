@@ -141,7 +141,7 @@ class Models:
     async def _close(self, model: ServedModel) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                while model.room.requests:  # noqa: ASYNC110
+                while model.room.requests.used:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             log.warning("%s is closed with requests in flight", model.settings.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,9 +33,7 @@ from tessera.models.base import (
     Output,
     OutputKind,
     Outputs,
-    Piece,
     Prompt,
-    Role,
     ScoreActivation,
 )
 from tessera.rows import Rows
@@ -195,28 +193,12 @@ class Pipeline:
         self._outputs = Outputs.of_model(model)
         self._rows = {name: metrics.rows_of(name) for name in self._outputs.by_name}
         self._in_runs = max_embed_tokens > self.max_tokens
-        self._prompter = Prompter(model, self.max_tokens, long_texts, max_embed_tokens=max_embed_tokens)
-
-    def outputs_of(self, request: EmbeddingsRequest) -> tuple[Output, ...]:
-        """Return what its inputs become; raises ``UnsupportedOperation`` for an output that is not there."""
-        return self._outputs.of(request.outputs)
+        self.prompter = Prompter(model, self.max_tokens, long_texts, max_embed_tokens=max_embed_tokens)
 
     async def close(self) -> None:
         """End what it has started; no request may be in progress."""
         if self._long_texts is not None:
             await self._long_texts.close()
-
-    def pieces(
-        self,
-        texts: Sequence[tuple[str, str]],
-        call: Call,
-        write: Callable[[Sequence[Piece]], T],
-        *,
-        role: Role,
-        instruction: str | None,
-    ) -> AsyncIterator[Sequence[T]]:
-        """Yield what ``write`` makes of the tokens of each (text, param), as it would be embedded."""
-        return self._prompter.pieces(texts, call, write, role=role, instruction=instruction)
 
     async def prepare(self, request: EmbeddingsRequest, call: Call) -> Work:
         """Read the images and build the prompts; nothing is sent to a worker.
@@ -227,7 +209,7 @@ class Pipeline:
             self._check_width(request)
         visions = await self._read(request.inputs, call, allow_partial=request.allow_partial)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            prompts = await self._prompter.build(request, visions, call)
+            prompts = await self.prompter.build(request, visions, call)
         good: dict[int, tuple[Prompt, Visions]] = {}
         errors: dict[int, TesseraError] = {}
         for index, (prompt, images) in enumerate(zip(prompts, visions, strict=True)):
@@ -238,7 +220,7 @@ class Pipeline:
                 good[index] = prompt, images
         if errors and not request.allow_partial:
             raise errors[min(errors)]
-        outputs = self.outputs_of(request)
+        outputs = self._outputs.of(request.outputs)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
         sizes = _chunk_counts(prompts) if request.outputs == (CHUNKS,) else lengths
         cost = Cost(
@@ -263,15 +245,13 @@ class Pipeline:
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
                 raise errors[min(errors)]
-        outputs = {
-            output.name: self._finished(rows, bounds, output, work)
-            for output, rows, bounds in zip(work.outputs, answer.rows.each(), work.cost.bounds, strict=True)
-        }
+        outputs: dict[str, Rows] = {}
+        for output, rows, bounds in zip(work.outputs, answer.rows.each(), work.cost.bounds, strict=True):
+            outputs[output.name] = self._finished(rows, bounds, output, work)
+            self._rows[output.name].inc(int(bounds[-1]))
         done = [parts for index, parts in good.items() if index not in errors]
         for error in errors.values():
             self._metrics.count_input_error(error.code)
-        for output, ends in zip(work.outputs, work.cost.bounds, strict=True):
-            self._rows[output.name].inc(int(ends[-1]))
         return Result(
             request_id=call.request_id,
             outputs=outputs,
@@ -307,7 +287,7 @@ class Pipeline:
         visions = await self._read((*request.queries, *request.documents), call)
         pairs = self._model.output.kind is OutputKind.SCORE
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            built = await (self._prompter.pairs if pairs else self._prompter.sides)(request, visions, call)
+            built = await (self.prompter.pairs if pairs else self.prompter.sides)(request, visions, call)
         prompts: list[Prompt] = []
         for prompt in built:
             if isinstance(prompt, TesseraError):

@@ -11,8 +11,20 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
-from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, InputTask, LongTexts, PairsTask
-from tessera.models.base import Content, Model, PairLimits, Piece, Prompt, Role, Truncate, truncation_of
+from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, LongTexts
+from tessera.models.base import (
+    Content,
+    InputTask,
+    Model,
+    PairLimits,
+    Pairs,
+    Piece,
+    Prompt,
+    Role,
+    Truncate,
+    prompts_of,
+    truncation_of,
+)
 from tessera.models.declared import declared_of, named_prompt
 from tessera.turns import Threads
 
@@ -32,89 +44,64 @@ def _threads() -> int:
     return min(8, max(2, len(os.sched_getaffinity(0)) - 1))
 
 
-class _InputWork(NamedTuple):
-    """The prompt of one input, or its error."""
+class _Work(NamedTuple):
+    """What is tokenised at a time: an input, or documents with their query, whose tokens are made once.
 
-    entry: Input
-    visions: Visions | TesseraError
-    max_tokens: int
-    truncate: Truncate
-    prompt: str | None = None
+    ``errors`` has the error of each prompt that ``task`` does not give, in its place; empty: it gives all.
+    """
 
-    @property
-    def size(self) -> int:
-        return self.entry.size
+    task: Callable[[], InputTask | Pairs] | None
+    size: int
+    errors: Sequence[TesseraError | None] = ()
 
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        entry, visions, max_tokens, truncate, prompt = self
-        if isinstance(visions, TesseraError):
-            return [visions]
-        content = _content(entry, visions, prompt)
-        try:
-            return [model.prompt(content, max_tokens=max_tokens, truncate=truncate, param=entry.param)]
-        except TesseraError as error:
-            return [error]
+        return self.completed([] if self.task is None else prompts_of(self.task(), model))
 
-    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
-        """Return what ``prompts`` returns, by a process that ends with the caller."""
-        if isinstance(self.visions, TesseraError):
-            return [self.visions]
-        content, param = _content(self.entry, self.visions, self.prompt), self.entry.param
-        task = InputTask(content, self.max_tokens, self.truncate, param)
-        return await processes.prompts(task, call, size=self.size)
+    def completed(self, made: list[Prompt | TesseraError]) -> list[Prompt | TesseraError]:
+        """Return what the task gave, with the errors in their places."""
+        left = iter(made)
+        return [next(left) if error is None else error for error in self.errors] if self.errors else made
 
 
-class _PairsWork(NamedTuple):
-    """The prompts of documents with their query, whose tokens are made once, or their errors."""
+def _input_task(
+    entry: Input, visions: Visions, max_tokens: int, truncate: Truncate, prompt: str | None
+) -> InputTask:
+    return InputTask(_content(entry, visions, prompt), max_tokens, truncate, entry.param)
 
-    query: Input
-    images: Visions | TesseraError
-    documents: Sequence[tuple[Input, Visions | TesseraError]]
-    limits: PairLimits
 
-    @property
-    def size(self) -> int:
-        return self.query.size + sum(entry.size for entry, _ in self.documents)
+_Entry = tuple[Input, Visions | TesseraError]
+"""An input, and its images or why they cannot be read."""
 
-    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        if isinstance(self.images, TesseraError):
-            return [self.images] * len(self.documents)
-        return self._with_errors(self.task(self.images).prompts(model))
 
-    def task(self, images: Visions) -> PairsTask:
-        good = [(entry, plans) for entry, plans in self.documents if not isinstance(plans, TesseraError)]
-        return PairsTask(
-            query=_content(self.query, images),
+def _pair_works(query: _Entry, documents: Sequence[_Entry], limits: PairLimits) -> Iterator[_Work]:
+    """Yield work of few documents each; none has more than would be worth another look at the query."""
+    most = max(_TURN_CHARACTERS, query[0].size)
+    first = size = 0
+    for place, (entry, _) in enumerate(documents):
+        if place > first and (size + entry.size > most or place - first == MOST_DOCUMENTS):
+            yield _pair_work(query, documents[first:place], limits)
+            first, size = place, 0
+        size += entry.size
+    yield _pair_work(query, documents[first:], limits)
+
+
+def _pair_work(query: _Entry, documents: Sequence[_Entry], limits: PairLimits) -> _Work:
+    asked, images = query
+    size = asked.size + sum(entry.size for entry, _ in documents)
+    if isinstance(images, TesseraError):
+        return _Work(None, size, [images] * len(documents))
+    good = [(entry, plans) for entry, plans in documents if not isinstance(plans, TesseraError)]
+
+    def task() -> Pairs:
+        return Pairs(
+            query=_content(asked, images),
             documents=[_content(*document) for document in good],
-            limits=self.limits,
-            param=self.query.param,
+            limits=limits,
+            param=asked.param,
             params=[entry.param for entry, _ in good],
         )
 
-    async def aside(self, processes: LongTexts, call: Call) -> list[Prompt | TesseraError]:
-        """Return what ``prompts`` returns, by a process that ends with the caller."""
-        if isinstance(self.images, TesseraError):
-            return [self.images] * len(self.documents)
-        return self._with_errors(await processes.prompts(self.task(self.images), call, size=self.size))
-
-    def _with_errors(self, good: Sequence[Prompt | TesseraError]) -> list[Prompt | TesseraError]:
-        prompts = iter(good)
-        return [plans if isinstance(plans, TesseraError) else next(prompts) for _, plans in self.documents]
-
-    def parts(self) -> Iterator[_PairsWork]:
-        """Yield work of few documents each; none has more of them than would be worth another look at the
-        query."""
-        most = max(_TURN_CHARACTERS, self.query.size)
-        first = size = 0
-        for place, (entry, _) in enumerate(self.documents):
-            if place > first and (size + entry.size > most or place - first == MOST_DOCUMENTS):
-                yield self._replace(documents=self.documents[first:place])
-                first, size = place, 0
-            size += entry.size
-        yield self._replace(documents=self.documents[first:])
-
-
-_Work = _InputWork | _PairsWork
+    return _Work(task, size, [plans if isinstance(plans, TesseraError) else None for _, plans in documents])
 
 
 class _TextWork(NamedTuple):
@@ -129,7 +116,7 @@ class _TextWork(NamedTuple):
 
 
 T = TypeVar("T")
-W = TypeVar("W", _InputWork | _PairsWork, _TextWork)
+W = TypeVar("W", _Work, _TextWork)
 
 
 class Prompter:
@@ -156,13 +143,12 @@ class Prompter:
     ) -> list[Prompt | TesseraError]:
         """Return each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
         truncate = truncation_of(self._model, request.truncate)
-        limits = min(request.max_tokens or self.max_tokens, self.max_tokens), truncate
-        pairs = zip(request.inputs, visions, strict=True)
-        works = [_InputWork(*pair, *limits) for pair in pairs]
-        if self._max_embed_tokens and request.truncate is Truncate.NONE and not request.outputs:
-            works = [work._replace(max_tokens=self._most(work.entry)) for work in works]
-        if any(entry.prompt_name is not None for entry in request.inputs):
-            works = [work if work.entry.prompt_name is None else self._named(work) for work in works]
+        most = min(request.max_tokens or self.max_tokens, self.max_tokens)
+        in_runs = self._max_embed_tokens and request.truncate is Truncate.NONE and not request.outputs
+        works = [
+            self._input(entry, images, self._most(entry) if in_runs else most, truncate)
+            for entry, images in zip(request.inputs, visions, strict=True)
+        ]
         return await self._run(works, call)
 
     async def sides(
@@ -179,7 +165,7 @@ class Prompter:
             cut = own is not None and own < bound
             asked = Truncate.END if cut else request.truncate
             limits = own if own is not None and cut else bound, truncation_of(self._model, asked)
-            works += [_InputWork(entry, next(images), *limits) for entry in side]
+            works += [self._input(entry, next(images), *limits) for entry in side]
         return await self._run(works, call)
 
     async def pairs(
@@ -196,11 +182,9 @@ class Prompter:
         sides = list(zip(queries, visions, strict=False))
         documents = list(zip(request.documents, visions[len(queries) :], strict=True))
         groups = [documents] if len(queries) == 1 else [[document] for document in documents]
-        works = (
-            _PairsWork(query, images, group, limits)
-            for (query, images), group in zip(sides, groups, strict=True)
-        )
-        return await self._run([part for work in works for part in work.parts()], call)
+        asked = zip(sides, groups, strict=True)
+        works = [work for query, group in asked for work in _pair_works(query, group, limits)]
+        return await self._run(works, call)
 
     async def pieces(
         self,
@@ -239,8 +223,10 @@ class Prompter:
     async def _aside(self, works: Sequence[_Work], call: Call) -> AsyncIterator[Prompt | TesseraError]:
         place = self.threads.turns.place()
         for size, turn in _turns(works):
-            if self.long_texts is not None and size > _THREAD_CHARACTERS:
-                prompts = await turn[0].aside(self.long_texts, call)
+            task = turn[0].task
+            if self.long_texts is not None and size > _THREAD_CHARACTERS and task is not None:
+                # By a process that ends with the caller.
+                prompts = turn[0].completed(await self.long_texts.prompts(task(), call, size=size))
             else:
                 build = partial(_prompts, turn, self._model)
                 prompts = await self.threads.run(
@@ -253,18 +239,23 @@ class Prompter:
         """Return how many tokens an input may have that is embedded in runs if it has more than others."""
         return self.max_tokens if entry.images else max(self.max_tokens, self._max_embed_tokens)
 
-    def _named(self, work: _InputWork) -> _InputWork:
-        """Return an input with the prompt that it names, or with the error of that name."""
-        name = work.entry.prompt_name
-        assert name is not None
+    def _input(
+        self, entry: Input, visions: Visions | TesseraError, max_tokens: int, truncate: Truncate
+    ) -> _Work:
         try:
-            prompt = named_prompt(self._declared, name)
+            prompt = None if entry.prompt_name is None else self._named(entry, entry.prompt_name)
         except InvalidInput as error:
-            return work._replace(visions=error)
-        if prompt is not None and work.entry.instruction is not None:
-            contradiction = InvalidInput.at("prompt_name", "contradicts instruction")
-            return work._replace(visions=contradiction)
-        return work._replace(prompt=prompt)
+            visions = error
+        if isinstance(visions, TesseraError):
+            return _Work(None, entry.size, [visions])
+        return _Work(partial(_input_task, entry, visions, max_tokens, truncate, prompt), entry.size)
+
+    def _named(self, entry: Input, name: str) -> str | None:
+        """Return the prompt of an input that names one; raises ``InvalidInput``."""
+        prompt = named_prompt(self._declared, name)
+        if prompt is not None and entry.instruction is not None:
+            raise InvalidInput.at("prompt_name", "contradicts instruction")
+        return prompt
 
 
 def _turns(works: Sequence[W]) -> Iterator[tuple[int, Sequence[W]]]:

@@ -85,8 +85,7 @@ class SharedEntries:
             rows = values[: count * width].reshape(count, width)
             indices = values[count * width :].view(np.int32) if indexed else None
             outputs.append(Rows(rows, np.array((0, count), np.int64), norms, indices))
-        first, *others = outputs
-        return replace(first, others=tuple(others)) if others else first
+        return Rows.together(outputs)
 
     def put(self, key: bytes, value: Rows) -> None:
         parts: list[bytes] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer_class import TOKENIZER_CONFIG_FILE, tokenizer_class
 from tessera.errors import CheckpointError, InvalidInput
-from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Prompt, Truncate
+from tessera.models.base import Content, Int32Array, OutputKind, PairLimits, Pairs, Prompt, Truncate
 from tessera.models.declared import score_activation
 from tessera.models.encoder.body import body_of
 from tessera.models.encoder.config import read_encoder
@@ -92,27 +92,20 @@ class CrossEncoder(EncoderModel):
         types: Int32Array = (np.cumsum(ends, dtype=np.int32) > ends).astype(np.int32)
         return types
 
-    def pairs(
-        self,
-        query: Content,
-        documents: Sequence[Content],
-        *,
-        limits: PairLimits,
-        query_param: str,
-        params: Sequence[str],
-    ) -> list[Prompt | InvalidInput]:
+    def pairs(self, asked: Pairs) -> list[Prompt | InvalidInput]:
         """As ``tessera.models.base.PairModel.pairs``."""
-        asked, cut = self._side(query, limits.query, query_param, before=self._before)
+        limits, param = asked.limits, asked.param
+        query, cut = self._side(asked.query, limits.query, param, before=self._before)
         room = limits.tokens - self.separators - 2
-        if room < 2 or (limits.truncate is Truncate.NONE and len(asked) >= room):
+        if room < 2 or (limits.truncate is Truncate.NONE and len(query) >= room):
             raise InvalidInput(
-                f"{query_param} takes {limits.tokens - room + len(asked)} tokens with its prompt, which"
+                f"{param} takes {limits.tokens - room + len(query)} tokens with its prompt, which"
                 f" leaves no room for a document within the limit of {limits.tokens}",
-                param=query_param,
+                param=param,
             )
         return each_prompt(
-            partial(self._pair, asked, document, limits, param, room=room, cut=cut)
-            for document, param in zip(documents, params, strict=True)
+            partial(self._pair, query, document, limits, name, room=room, cut=cut)
+            for document, name in zip(asked.documents, asked.params, strict=True)
         )
 
     def _pair(
