@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ from tokenizers import normalizers
 
 from tessera.checkpoint import tokenizer as module
 from tessera.checkpoint.tokenizer import PlainTokenizer, WordCache
+from tessera.checkpoint.tokenizer_class import MADE_CLASSES, OTHER_CLASSES
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 
 LLAMA, QWEN = sorted(module._CUT_BEFORE_SPACES, key=len, reverse=True)
@@ -88,3 +90,17 @@ def test_other_tokenizers_are_asked_for_whole_texts(tokenizer: PlainTokenizer) -
         assert not WordCache.suits(values | change)
     values["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += r"|(?<= )x"
     assert not WordCache.suits(values)
+
+
+def test_each_class_that_makes_its_parts_is_known() -> None:
+    """Those of ``transformers`` that are built upon its general class and make themselves anew."""
+    import transformers
+
+    made = set()
+    for path in Path(transformers.__file__).parent.glob("models/*/tokenization_*.py"):
+        for entry in ast.parse(path.read_text()).body:
+            if isinstance(entry, ast.ClassDef) and "TokenizersBackend" in map(ast.unparse, entry.bases):
+                names = {inner.name for inner in entry.body if isinstance(inner, ast.FunctionDef)}
+                made |= {entry.name.removesuffix("Fast")} if "__init__" in names else set()
+    assert len(made) > 40
+    assert made <= OTHER_CLASSES | set(MADE_CLASSES)

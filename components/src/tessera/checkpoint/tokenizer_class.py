@@ -130,6 +130,8 @@ _MADE: Final[Mapping[str, _Made]] = {
         pre_tokenizers=(_CLIP_SPLIT, _BYTES),
     ),
 }
+MADE_CLASSES: Final = tuple(_MADE)
+"""The classes that are compared with a file."""
 OTHER_CLASSES: Final = frozenset(
     f"{name}Tokenizer"
     for name in (
