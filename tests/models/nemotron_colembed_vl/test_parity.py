@@ -236,9 +236,7 @@ EIGHT = replace(
     [(COLEMBED_FULL, 4_437_815_808, 4_826_771_968), (EIGHT, 8_144_793_840, 8_767_123_696)],
     ids=["4b", "8b"],
 )
-def test_the_published_sizes(
-    spec: NemotronColEmbedSpec, body: int, published: int, tmp_path: Path
-) -> None:
+def test_the_published_sizes(spec: NemotronColEmbedSpec, body: int, published: int, tmp_path: Path) -> None:
     for name, content in replace(spec, base_vocab=2000).files("bfloat16", 0).items():
         (tmp_path / name).write_text(json.dumps(content))
     config = read_config(tmp_path)

@@ -196,9 +196,7 @@ def found(request: pytest.FixtureRequest, written: WriteCheckpoint) -> tuple[str
     return request.param, path, computed(open_model(path))
 
 
-def test_every_mistake_fails_the_bar(
-    found: tuple[str, Path, np.ndarray], record_property: Record
-) -> None:
+def test_every_mistake_fails_the_bar(found: tuple[str, Path, np.ndarray], record_property: Record) -> None:
     family, path, vectors = found
     worst = {}
     for mistake in MISTAKES[family]:
