@@ -1,4 +1,4 @@
-"""``python -m docs.tables``: write the tables of settings in ``docs/``.
+"""``python -m docs.tables``: write the tables of settings, and of models of the hub, in ``docs/``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. After the name there may be flags or keys, to
 write these alone, or the heading of a group of flags; else it is what stands in no group.
@@ -18,6 +18,7 @@ from tessera.errors import ConfigError
 from tessera.flags import flag_fields
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import rows, settings, variable_of
+from tessera.models import families, hub_models_of
 from tessera.settings import Field, Row, fields_of, joined
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
@@ -25,7 +26,7 @@ from tessera_corpus.cli.embed import RunSettings
 from tessera_engines.compiled.spec import BuildSpec, Profile
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md")
+PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md", "docs/models.md")
 
 SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "frontend": ("frontend flag", FrontendSettings),
@@ -46,10 +47,8 @@ def written(page: str) -> str:
 
 
 def _region(mark: str, name: str, what: str) -> str:
-    if name == "variables":
-        table = variables()
-    else:
-        table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
+    own = {"variables": variables, "engines": _engines, "hub": _hub}
+    table = own[name]() if name in own else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"
 
 
@@ -154,6 +153,15 @@ def _engines() -> str:
             key = name.removeprefix("vision.")
             lines.append(f"| `{key}` | {row.defaults[0]} | {rows[f'text.{key}'].defaults[0]} | {row.text} |")
     return "".join(f"{line}\n" for line in lines).replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _hub() -> str:
+    """The published models that each family is known to serve, by their names on the hub."""
+    lines = ["| family | models of the hub |", "|---|---|"]
+    for family in sorted(families(), key=lambda family: family.name):
+        if models := hub_models_of(family):
+            lines.append(f"| `{family.name}` | {', '.join(f'`{model}`' for model in models)} |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def main() -> int:

@@ -24,8 +24,10 @@ from tessera.models.base import TextTensors
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import TINY as BERT_TINY
 from tessera_tools.random_checkpoint.llama import TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
 from tests.models import running
+from tests.models.qwen3_vl_rerank.cases import CASES as PAIRS
 from tests.models.two_towers.cases import CASES
 
 MODELOPT = {"producer": {"name": "modelopt", "version": "0.39.0"}}
@@ -372,10 +374,7 @@ def quantised(source: Path, ends: tuple[str, ...], quantise: Quantise) -> tuple[
 
 def with_tensors(source: Path, out: Path, tensors: Tensors) -> Path:
     """A checkpoint's other files, with these tensors."""
-    out.mkdir()
-    for file in source.iterdir():
-        if file.name != "model.safetensors":
-            (out / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(source, out)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     return out
 
@@ -403,6 +402,31 @@ def test_towers_are_those_of_their_weights_multiplied_out(
     ours, theirs, first = (of_towers(path) for path in (out, plain, source))
     assert np.array_equal(ours, theirs)
     assert (np.einsum("ij,ij->i", ours, first) < 0.99999).all()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "quantise"), [("FP8", in_fp8), ("NVFP4", in_nvfp4)], ids=["fp8", "nvfp4"]
+)
+def test_logits_of_quantised_embeddings_are_those_of_their_products(
+    algorithm: str, quantise: Quantise, tmp_path: Path
+) -> None:
+    """Of every matrix that a reranker has, and two rows of the embeddings that its logits are tied to."""
+    source, out = tmp_path / "source", tmp_path / "quantised"
+    write_checkpoint(source, VL_RERANK_TINY)
+    ends = ("_proj.weight", "embed_tokens.weight", "attn.qkv.weight", "attn.proj.weight", "_fc2.weight")
+    stored, multiplied = quantised(source, ends, quantise)
+    with_tensors(source, out, stored)
+    declare(out, modelopt(algorithm))
+    plain = with_tensors(source, tmp_path / "plain", multiplied)
+
+    def logits(path: Path) -> np.ndarray:
+        model = open_model(path)
+        vision, text = (load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text))
+        return running.vectors(model, text, running.batch_of(model, vision, PAIRS[:5]))
+
+    ours, theirs, first = (logits(path) for path in (out, plain, source))
+    assert np.array_equal(ours, theirs)
+    assert np.abs(ours - first).max() > 0.1
 
 
 def test_patches_that_are_stored_in_fp8_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,14 @@
-"""A checkpoint in ModelOpt's FP8, in its full layout, behind both launch scripts of a machine without FP8."""
+"""Checkpoints in ModelOpt's FP8, in its full layout, behind both launch scripts of a machine without FP8.
+
+One is as its exporter writes it, the other as ``tessera engine quantize`` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +27,31 @@ from tests.models.running import Given, batch_of, cosines, vectors
 pytestmark = pytest.mark.service
 
 
-@pytest.fixture(scope="module")
-def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def exported(checkpoint: Path, out: Path) -> None:
+    quantise(checkpoint, out, static=True, without=("layers.1.mlp",))
+
+
+def by_the_command(checkpoint: Path, out: Path) -> None:
+    (inputs := out.parent / "inputs").mkdir()
+    (inputs / "texts.txt").write_text("two cats on a sofa\nan invoice of March\nthe river under the bridge\n")
+    command = [*(sys.executable, "-m", "tessera", "engine", "quantize"), *("--model-path", str(checkpoint))]
+    command += [*("--calibration", str(inputs)), *("--out", str(out), "--most-loss", "1")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MAKERS: dict[str, Callable[[Path, Path], None]] = {"exported": exported, "quantized": by_the_command}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def models(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """The checkpoint in FP8, and one of the same numbers multiplied out, which says nothing of it."""
     folder = tmp_path_factory.mktemp("models")
-    eight = quantise(checkpoint, folder / "eight", static=True, without=("layers.1.mlp",))
-    plain = quantise(checkpoint, folder / "plain", static=True)
-    for name in ("hf_quant_config.json", "config.json"):
-        (plain / name).unlink()
-    (plain / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    eight, plain = folder / "eight", folder / "plain"
+    MAKERS[request.param](checkpoint, eight)
+    shutil.copytree(checkpoint, plain)
     stored = load_file(eight / "model.safetensors")
     scaled = {name: value for name, value in stored.items() if not name.endswith("_scale")}
     for name, value in scaled.items():

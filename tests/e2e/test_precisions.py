@@ -6,11 +6,13 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from tests.e2e.inputs import parts
 from tests.e2e.several import Several, several
 from tests.waiting import wait_until
 
@@ -21,21 +23,26 @@ NAME = "rolled"
 SECONDS = 120
 
 
-def vector(running: Several) -> np.ndarray:
-    answer = running.post("/v1/embeddings", model=NAME, input="a yellow heart")
+def vector(running: Several, given: Any = "a yellow heart") -> np.ndarray:
+    answer = running.post("/v1/embeddings", model=NAME, input=[given])
     assert answer.status_code == 200, answer.text
     return np.array(answer.json()["data"][0]["embedding"])
 
 
-def wait(running: Several, *dtypes: str) -> None:
-    """Until the model's card has a worker of each of these types, and of no other."""
+def wait(running: Several, *precisions: str) -> None:
+    """Until the model's card has a worker of each of these precisions, and of no other."""
 
     def found() -> list[str]:
         vector(running)
         card = httpx.get(f"{running.url}/v1/models/{NAME}").json()
-        return sorted(kind["dtype"] for kind in card["precision"])
+        return sorted(f"{kind['dtype']} {kind['rounding']}".rstrip() for kind in card["precision"])
 
-    wait_until(lambda: found() == list(dtypes), SECONDS, process=running.workers[NAME], said=found)
+    wait_until(lambda: found() == list(precisions), SECONDS, process=running.workers[NAME], said=found)
+
+
+def apart(found: np.ndarray, exact: np.ndarray) -> bool:
+    cosine = float(exact @ found / np.linalg.norm(exact) / np.linalg.norm(found))
+    return 0.99 < cosine < 0.9999999
 
 
 def end(worker: subprocess.Popen[bytes]) -> None:
@@ -43,22 +50,33 @@ def end(worker: subprocess.Popen[bytes]) -> None:
     assert worker.wait(timeout=SECONDS) == 0
 
 
-def test_vectors_of_one_precision_are_not_kept_for_another(checkpoint: Path, tmp_path: Path) -> None:
-    """Neither when the second comes and the first goes, nor when the first comes back."""
+def test_vectors_of_one_precision_are_not_kept_for_another(
+    checkpoint: Path, photos: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Neither when the second comes and the first goes, nor when the first comes back.
+
+    Nor where one stage alone has another precision.
+    """
+    image = parts(None, photos["flower"])
     coarse = json.dumps({stage: {"dtype": "bfloat16"} for stage in ("vision", "text")})
+    mixed = json.dumps({"vision": {"dtype": "bfloat16"}})
     with several(tmp_path, {NAME: checkpoint}, "--result-cache-mb", "4") as running:
         wait(running, "float32")
-        exact, first = vector(running), running.workers[NAME]
+        exact, seen, first = vector(running), vector(running, image), running.workers[NAME]
         second = running.start_worker(NAME, checkpoint, "--override-engine-args", coarse)
         wait(running, "bfloat16", "float32")
         end(first)
         wait(running, "bfloat16")
-        rounded = vector(running)
-        cosine = float(exact @ rounded / np.linalg.norm(exact) / np.linalg.norm(rounded))
-        assert 0.99 < cosine < 0.9999999
-        third = running.start_worker(NAME, checkpoint)
-        wait(running, "bfloat16", "float32")
+        assert apart(vector(running), exact)
+        third = running.start_worker(NAME, checkpoint, "--override-engine-args", mixed)
+        wait(running, "bfloat16", "float32 bfloat16;")
         end(second)
+        wait(running, "float32 bfloat16;")
+        assert apart(vector(running, image), seen)
+        last = running.start_worker(NAME, checkpoint)
+        wait(running, "float32", "float32 bfloat16;")
+        end(third)
         wait(running, "float32")
         assert np.array_equal(vector(running), exact)
-        assert third.poll() is None
+        assert np.array_equal(vector(running, image), seen)
+        assert last.poll() is None

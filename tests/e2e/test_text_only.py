@@ -27,7 +27,7 @@ TEXTS = ["a yellow heart", "two cats on a sofa", "the sum of the first ten prime
 
 
 # What a script makes of such a family depends on what the family says of itself, not on which it is.
-SCRIPTS = {"qwen3_embedding": "agg.sh", "llama_nemotron_embed": "e_p.sh", "nemotron_3_embed": "agg.sh"}
+SCRIPTS = {"qwen3_embedding": "agg.sh", "llama_nemotron_embed": "e_p.sh"}
 
 Started = tuple[str, Path, Service]
 
@@ -82,14 +82,13 @@ def test_vectors_are_those_of_the_reference(started: Started, role: str) -> None
 
 def test_the_widths_of_the_family(started: Started) -> None:
     family, _, service = started
-    width = {"qwen3_embedding": 33, "llama_nemotron_embed": 384, "nemotron_3_embed": 33}[family]
+    width = {"qwen3_embedding": 33, "llama_nemotron_embed": 384}[family]
     whole, cut = (
         np.array(embed(service, input="a yellow heart", **more).json()["data"][0]["embedding"])
         for more in ({}, {"dimensions": width})
     )
     np.testing.assert_allclose(cut, whole[:width] / np.linalg.norm(whole[:width]), atol=1e-6)
-    refused = len(whole) + 1 if family == "nemotron_3_embed" else 31
-    assert embed(service, input="a yellow heart", dimensions=refused).status_code == 400
+    assert embed(service, input="a yellow heart", dimensions=31).status_code == 400
 
 
 def test_a_worker_that_dies_is_replaced(started: Started) -> None:

@@ -147,8 +147,9 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
         whole = torch.zeros(len(ids), model.vocab_size, device=device)
         # What holds nothing is 0.
         return whole.scatter_add(1, ids.clamp(min=0), weights.values.view(ids.shape)).cpu().numpy()
-    computed = text(given)
-    return output_rows(computed.cpu().numpy(), batch, model.output).values
+    rows = output_rows(text(given).cpu().numpy(), batch, model.output)
+    # Tokens of a skiplist have no row in the answer.
+    return rows.values if rows.indices is None else rows.values[rows.indices >= 0]
 
 
 def on(device: torch.device, batch: TextTensors) -> TextTensors:

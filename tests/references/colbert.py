@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests.references.encoder import EncoderReference
+
+if TYPE_CHECKING:
+    from tests.models.running import Given
 
 
 class ColbertReference(EncoderReference):
@@ -70,6 +73,10 @@ class ColbertReference(EncoderReference):
             rows = rows[[token not in self.skipped for token in tokens]]
         vectors: np.ndarray = (functional.normalize(rows, dim=-1) if self.normalizes else rows).numpy()
         return vectors
+
+    def answer(self, given: Given) -> np.ndarray:
+        """float32 ``[rows, width]``, of a query or a document by its role."""
+        return self.token_vectors("".join(map(str, given.parts)), query=given.role.value == "query")
 
     def score(self, query: str, document: str) -> float:
         """MaxSim of the two."""

@@ -1,4 +1,4 @@
-"""Finds the reference for a checkpoint, by the class that ``config.json`` names."""
+"""Finds the reference for a checkpoint, by its family or the class that ``config.json`` names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.references.colbert import ColbertReference
 from tests.references.colembed import NemotronColEmbedReference
 from tests.references.encoder import CrossReference, EncoderReference
 from tests.references.llama_nemotron_embed import LlamaReference
 from tests.references.llama_nemotron_vl import ColEmbedReference
+from tests.references.llama_nemotron_vl import Reference as LlamaNemotronVLReference
 from tests.references.ministral3 import Ministral3Reference
 from tests.references.mistral3 import Mistral3Reference
 from tests.references.qwen3 import (
@@ -34,11 +36,22 @@ class Reference(Protocol):
         ...
 
 
-def reference_of(path: Path) -> Reference:
-    """The reference for the checkpoint at ``path``."""
+_OF_FAMILY: dict[str, Callable[[Path], Reference]] = {
+    "bert_colbert": ColbertReference,
+    "qwen3_rerank": Qwen3RerankReference,
+    "qwen3_vl_rerank": Qwen3VLRerankReference,
+    "xlm_roberta_colbert": ColbertReference,
+}
+"""Of families whose classes are those of others."""
+
+
+def reference_of(path: Path, family: str = "") -> Reference:
+    """The reference for the checkpoint at ``path``, which its files may not be enough to tell a family of."""
     named = json.loads((path / "config.json").read_text())["architectures"][0]
     if (path / "1_LogitScore").exists():
-        return Qwen3VLRerankReference(path) if "VL" in named else Qwen3RerankReference(path)
+        family = "qwen3_vl_rerank" if "VL" in named else "qwen3_rerank"
+    if family in _OF_FAMILY:
+        return _OF_FAMILY[family](path)
     kinds: dict[str, Callable[[Path], Reference]] = {
         "BertForMaskedLM": SpladeReference,
         "BertForSequenceClassification": CrossReference,
@@ -52,6 +65,7 @@ def reference_of(path: Path) -> Reference:
         "LlamaBidirectionalModel": LlamaReference,
         "LlamaNemotronColEmbedVLModel": ColEmbedReference,
         "LlamaNemotronVLForSequenceClassification": RerankVLReference,
+        "LlamaNemotronVLModel": LlamaNemotronVLReference,
         "Ministral3Model": Ministral3Reference,
         "Mistral3Model": Mistral3Reference,
         "OpsColQwen3Model": ColQwen3Reference,

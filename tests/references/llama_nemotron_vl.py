@@ -72,6 +72,11 @@ class Reference:
         pooled = self.pooled(hidden)
         return (functional.normalize(pooled, dim=0, eps=1e-12) if normalize else pooled).numpy()
 
+    def answer(self, given: Given) -> np.ndarray:
+        """The unit vector of an input, whose images stand before its texts."""
+        text = "".join(part for part in given.parts if isinstance(part, str))
+        return self.vector(text or None, given.images, given.role.value)
+
     def tokens(self, text: str | None, tiles: list[int], role: str) -> list[int]:
         """Ids of the prompt for ``text`` and images of so many tiles each."""
         per_tile = self.processor["num_image_token"]

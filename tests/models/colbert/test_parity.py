@@ -23,6 +23,7 @@ from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.worker.max_sim import max_sim
 from tessera_tools.random_checkpoint.colbert import PYLATE_TINY, ROBERTA_TINY, TINY, ColbertSpec
 from tessera_tools.random_checkpoint.encoder import TINY as DENSE
+from tests.models.colbert.cases import SIDES, TEXTS
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import write
 from tests.references.colbert import ColbertReference
@@ -35,14 +36,6 @@ SPECS: dict[str, ColbertSpec] = {
     "pylate, xlm-roberta": ROBERTA_TINY,
     "pylate, xlm-roberta, attended": replace(ROBERTA_TINY, attended=True),
 }
-TEXTS = [
-    "what is the river?",
-    "été naïve 東京 , the; market!",
-    "a",
-    "the river under the bridge by the old temple and a market (in the light) of morning. " * 8,
-]
-SIDES = (Role.QUERY, Role.PASSAGE)
-
 Rows = list[list[np.ndarray]]
 """The rows of each text as a query, then as a document."""
 

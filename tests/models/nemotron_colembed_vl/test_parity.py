@@ -24,6 +24,7 @@ from tessera_tools.random_checkpoint.qwen3 import COLEMBED_FULL, COLEMBED_TINY, 
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_colembed_vl.cases import CASES
 from tests.models.parity import BARS, Parity, Record
+from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
 from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
 from tests.models.running import content_of, preprocessed
 from tests.references.colembed import NemotronColEmbedReference
@@ -32,6 +33,7 @@ PARITY = Parity(title="nemotron_colembed_vl", cases=CASES)
 CONFIGURATIONS: dict[str, NemotronColEmbedSpec] = {
     "tiny": COLEMBED_TINY,
     "more heads, shards": replace(COLEMBED_TINY, hidden=192, heads=6, kv_heads=3, shards=2),
+    "as the 8b": as_the_largest(COLEMBED_TINY),
 }
 
 
@@ -56,6 +58,13 @@ def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -
     wanted = PARITY.expected(reference)
     for dtype in BARS:
         PARITY.check(name, model, wanted, dtype, record_property)
+
+
+@pytest.mark.parametrize("name", ["tiny", "as the 8b"])
+def test_every_stage(name: str, written: WriteCheckpoint, record_property: Record) -> None:
+    path = written(CONFIGURATIONS[name], dtype="bfloat16")
+    model, reference = NemotronColEmbedVL(path, Options()), NemotronColEmbedReference(str(path))
+    check(name, "nemotron_colembed_vl", stages(model, reference, CASES), BARS["float32"], record_property)
 
 
 def attention_to_the_left_alone(reference: NemotronColEmbedReference) -> None:
@@ -211,10 +220,26 @@ def test_tensors_that_have_no_part(path: Path, tmp_path: Path) -> None:
         open_model(copy).load_text(dtype="float32", device="cpu")
 
 
-def test_the_published_size(tmp_path: Path) -> None:
-    for name, content in replace(COLEMBED_FULL, base_vocab=2000).files("bfloat16", 0).items():
+EIGHT = replace(
+    COLEMBED_FULL,
+    hidden=4096,
+    intermediate=12288,
+    vision_hidden=1152,
+    vision_intermediate=4304,
+    vision_layers=27,
+    deepstack=(8, 16, 24),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "body", "published"),
+    [(COLEMBED_FULL, 4_437_815_808, 4_826_771_968), (EIGHT, 8_144_793_840, 8_767_123_696)],
+    ids=["4b", "8b"],
+)
+def test_the_published_sizes(spec: NemotronColEmbedSpec, body: int, published: int, tmp_path: Path) -> None:
+    for name, content in replace(spec, base_vocab=2000).files("bfloat16", 0).items():
         (tmp_path / name).write_text(json.dumps(content))
     config = read_config(tmp_path)
-    # The body of Qwen3-VL-4B without its final norm; 4.8 billion are published with the logits, too.
-    assert sum(map(math.prod, expected(config).values())) == 4_437_815_808 - 2560
-    assert 4_437_815_808 + 151936 * 2560 == 4_826_771_968
+    # The body of Qwen3-VL without its final norm; with the logits it is what is published.
+    assert sum(map(math.prod, expected(config).values())) == body - spec.hidden
+    assert body + 151936 * spec.hidden == published

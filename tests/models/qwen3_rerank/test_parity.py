@@ -189,3 +189,15 @@ def test_a_classifier_has_one_label(written: WriteCheckpoint, tmp_path: Path) ->
     (path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "a", "1": "b"}}))
     with pytest.raises(CheckpointError, match="one label"):
         open_model(path)
+
+
+@pytest.mark.parametrize("layout", ["modules", "language model"])
+def test_logits_that_are_neither_stored_nor_tied_are_refused(
+    written: WriteCheckpoint, layout: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(written(replace(RERANK_TINY, layout=layout)), path)
+    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):
+        opened(path).load_text(dtype="float32", device="cpu")

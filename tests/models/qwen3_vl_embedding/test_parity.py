@@ -15,6 +15,7 @@ from tessera.models.qwen3_vl_embedding.model import Options, Qwen3VLEmbedding
 from tessera_tools.random_checkpoint.qwen3 import VL_TINY, Qwen3VLSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import CASES, LONG
+from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
 from tests.models.running import Given, batch_of, cosines, preprocessed, vectors, vision_rows
 from tests.references.qwen3 import Qwen3VLReference, full_stop
 
@@ -40,6 +41,7 @@ CONFIGURATIONS: dict[str, Qwen3VLSpec] = {
         appends_end=False,
         shards=3,
     ),
+    "as the 8B": as_the_largest(VL_TINY),
     "no levels, bare names": replace(
         VL_TINY,
         hidden=192,
@@ -79,50 +81,20 @@ def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     )
 
 
-def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(cosines(found.numpy(), expected.numpy()).min())
-
-
-@torch.no_grad()
 def test_every_stage(built: Built, record_property: Record) -> None:
     model, reference = built.model, built.reference
     inputs = list(CASES.values())
+    found = stages(model, reference, inputs)
     vision = model.load_vision(dtype="float32", device="cpu")
     text = model.load_text(dtype="float32", device="cpu")
-    pixels = preprocessed(model, inputs)
-    rows = dict(zip(pixels, vision_rows(model, vision, list(pixels.values())), strict=True))
-    expected_rows = {file: reference.vision_rows(*reference.pixels(file)) for file in pixels}
-    width = model.text.layer.hidden
-    assert model.vision.row_width == width * (1 + len(model.config.vision.deepstack))
-    stages = {
-        f"vision rows, part {part}": (
-            torch.cat([rows[file].split(width, 1)[part] for file in pixels]),
-            torch.cat([expected_rows[file].split(width, 1)[part] for file in pixels]),
-        )
-        for part in range(model.vision.row_width // width)
-    }
-    batch = batch_of(model, vision, inputs)
-    embedded = text.embed(
-        torch.from_numpy(batch.input_ids), torch.cat(batch.vision), torch.from_numpy(batch.vision_index)
-    )
-    sequences = text.form.packed(torch.from_numpy(batch.cu_seqlens), batch.lengths)
-    hidden = text.encode(embedded, torch.from_numpy(batch.positions), sequences)
-    states = []
+    batch, pixels = batch_of(model, vision, inputs), preprocessed(model, inputs)
     for each, start, stop in zip(inputs, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-        tokens = batch.input_ids[start:stop].tolist()
-        grids = [pixels[file].plan.grid for file in each.images]
-        assert tokens == reference.tokens(
+        assert batch.input_ids[start:stop].tolist() == reference.tokens(
             [pixels[part].plan.grid if isinstance(part, bytes) else part for part in each.parts],
             full_stop(each.instruction),
         )
-        assert np.array_equal(batch.positions[:, start:stop], reference.positions(tokens, grids).numpy())
-        states.append(reference.hidden(tokens, grids, [expected_rows[file] for file in each.images]))
-    stages["last hidden state"] = (hidden, torch.cat(states))
-    stages["vector"] = (torch.from_numpy(vectors(model, text, batch)), torch.from_numpy(built.vectors))
-    for stage, (found, expected) in stages.items():
-        line = f"{built.name:26}{stage:22}worst cosine {worst(found, expected):.7f}"
-        record_property("parity of qwen3_vl_embedding with transformers in float32: worst row", line)
-        assert worst(found, expected) >= BAR, line
+    vector = torch.from_numpy(vectors(model, text, batch)), torch.from_numpy(built.vectors)
+    check(built.name, "qwen3_vl_embedding", {**found, "vector": vector}, BAR, record_property)
 
 
 def test_the_stages_make_the_whole(built: Built) -> None:
@@ -167,7 +139,7 @@ def test_mixed_grids_in_one_launch_are_those_of_one_by_one(built: Built) -> None
     for found, each in zip(vision_rows(model, vision, pixels), pixels, strict=True):
         (expected,) = vision_rows(model, vision, [each])
         assert found.shape == (each.plan.rows, model.vision.row_width)
-        assert worst(found, expected) >= 0.999999
+        assert cosines(found.numpy(), expected.numpy()).min() >= 0.999999
 
 
 def test_close_to_the_longest_input(model: Qwen3VLEmbedding, path: Path, record_property: Record) -> None:

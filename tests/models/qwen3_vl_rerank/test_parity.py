@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,9 @@ from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY, Qwen3VLRerankSpec
 from tests.models.conftest import WriteCheckpoint
+from tests.models.parity import Record
 from tests.models.qwen3_vl_embedding.cases import SMALL, WORDS
+from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
 from tests.models.qwen3_vl_rerank.cases import CASES
 from tests.models.running import Pair, batch_of, content_of, preprocessed, prompt, vectors
 from tests.references.qwen3 import Qwen3VLRerankReference
@@ -26,6 +30,7 @@ BARS = {"float32": 5e-4, "bfloat16": 0.6}
 LAYOUTS: dict[str, Qwen3VLRerankSpec] = {
     "modules": VL_RERANK_TINY,
     "language model, rows of its own": replace(VL_RERANK_TINY, layout="language model", tied=False, shards=2),
+    "as the 8B": replace(as_the_largest(VL_RERANK_TINY), tied=False),
     "classifier": replace(VL_RERANK_TINY, layout="classifier"),
 }
 
@@ -46,7 +51,7 @@ def expected(reference: Qwen3VLRerankReference) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits(written: WriteCheckpoint, layout: str) -> None:
+def test_logits(written: WriteCheckpoint, layout: str, record_property: Record) -> None:
     path = written(LAYOUTS[layout], dtype="bfloat16")
     model, reference = opened(path), Qwen3VLRerankReference(path)
     assert model.family == "qwen3_vl_rerank"
@@ -55,11 +60,21 @@ def test_logits(written: WriteCheckpoint, layout: str) -> None:
     if layout != "classifier":
         whole = np.stack([reference.generated(pair) for pair in CASES[-2:]])
         assert np.abs(whole - wanted[-2:]).max() <= BARS["float32"]
+    for dtype, bar in BARS.items():
+        worst = np.abs(logits(model, CASES, dtype) - wanted).max()
+        line = f"{layout:34}{dtype:10}worst difference {worst:.2e} of logits up to {np.abs(wanted).max():.1f}"
+        record_property("parity of qwen3_vl_rerank with transformers in float32", line)
+        assert worst <= bar, line
     found = logits(model, CASES)
-    assert np.abs(found - wanted).max() <= BARS["float32"]
     alone = np.concatenate([logits(model, [pair]) for pair in CASES])
     assert np.abs(found - alone).max() <= BARS["float32"]
-    assert np.abs(logits(model, CASES, "bfloat16") - wanted).max() <= BARS["bfloat16"]
+
+
+@pytest.mark.parametrize("layout", ["modules", "as the 8B"])
+def test_every_stage(written: WriteCheckpoint, layout: str, record_property: Record) -> None:
+    path = written(LAYOUTS[layout], dtype="bfloat16")
+    found = stages(opened(path), Qwen3VLRerankReference(path), CASES)
+    check(layout, "qwen3_vl_rerank", found, 0.99999, record_property)
 
 
 def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint) -> None:
@@ -153,11 +168,17 @@ def found(written: WriteCheckpoint) -> np.ndarray:
     ],
 )
 def test_a_mistake_fails_the_bars(
-    found: np.ndarray, written: WriteCheckpoint, mistake: Callable[[Qwen3VLRerankReference], None]
+    found: np.ndarray,
+    written: WriteCheckpoint,
+    mistake: Callable[[Qwen3VLRerankReference], None],
+    record_property: Record,
 ) -> None:
     reference = Qwen3VLRerankReference(written(VL_RERANK_TINY, dtype="bfloat16"))
     mistake(reference)
-    assert np.abs(found - expected(reference)).max() > max(BARS.values())
+    worst = np.abs(found - expected(reference)).max()
+    line = f"{mistake.__name__.replace('_', ' '):42}worst difference {worst:.2f}"
+    record_property("parity of qwen3_vl_rerank with references that make one mistake", line)
+    assert worst > max(BARS.values()), line
 
 
 def test_what_is_too_long_loses_text_of_the_document(written: WriteCheckpoint) -> None:
@@ -201,3 +222,15 @@ def test_a_checkpoint_is_what_its_files_or_the_option_say(written: WriteCheckpoi
     ]
     for path, options, family in families:
         assert open_model(path, options).family == family
+
+
+@pytest.mark.parametrize("layout", ["modules", "language model"])
+def test_logits_that_are_neither_stored_nor_tied_are_refused(
+    written: WriteCheckpoint, layout: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(written(replace(VL_RERANK_TINY, layout=layout)), path)
+    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):
+        opened(path).load_text(dtype="float32", device="cpu")

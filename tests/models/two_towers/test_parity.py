@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Model, OutputKind
+from tessera.nn.layer import Stack
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, TowersSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import batch_of, cosines, vectors
@@ -61,6 +63,53 @@ def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -
         assert cosine >= bar, line
     # Neither texts nor images are alike: a vector of nothing would pass otherwise.
     assert (np.triu(expected @ expected.T, 1) < 0.9999).all()
+
+
+def layers_of(tower: Any, kept: list[torch.Tensor]) -> None:
+    """Keep the rows behind each of our layers."""
+    (stack,) = (module for module in tower.modules() if isinstance(module, Stack))
+    for number, layer in enumerate(stack.layers):
+        layer.register_forward_hook(
+            lambda _, given, __, number=number: kept.append(stack.output(given[0], number).clone())
+        )
+
+
+def reference_layers(tower: Any, kept: list[torch.Tensor]) -> None:
+    for layer in tower.encoder.layers:
+        layer.register_forward_hook(
+            lambda _, __, output: kept.append((output[0] if isinstance(output, tuple) else output)[0])
+        )
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_layer(name: str, written: WriteCheckpoint, record_property: Record) -> None:
+    """The rows behind each layer of both towers, of a batch of all texts or all images."""
+    path = written(CONFIGURATIONS[name])
+    model, wanted = open_model(path), reference(path)
+    vision, text = (load(dtype="float32", device="cpu") for load in (model.load_vision, model.load_text))
+    towers = {"text": (text, wanted.model.text_model), "vision": (vision, wanted.model.vision_model)}
+    for tower, (ours, theirs) in towers.items():
+        found: list[torch.Tensor] = []
+        expected: list[torch.Tensor] = []
+        layers_of(ours, found)
+        reference_layers(theirs, expected)
+        cases = [case for case in CASES if bool(case.images) == (tower == "vision")]
+        vectors(model, text, batch_of(model, vision, cases))
+        for case in cases:
+            wanted.answer(case)
+        count = len(found)
+        by_layer = [torch.cat(expected[number::count]) for number in range(count)]
+        seen = torch.ones(len(found[0]), dtype=torch.bool)
+        if (name.partition(",")[0], tower) == ("siglip2", "vision"):
+            masks = [wanted.pixels(case.images[0])["pixel_attention_mask"][0] for case in cases]
+            seen = torch.cat(masks).bool()
+        worst = min(
+            cosines(mine[seen].numpy(), theirs[seen].numpy()).min()
+            for mine, theirs in zip(found, by_layer, strict=True)
+        )
+        line = f"{name:40}{f'{count} layers of {tower}':20}worst cosine {worst:.7f} of {int(seen.sum())} rows"
+        record_property("parity of two towers with transformers in float32", line)
+        assert worst >= BARS["float32"], line
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

@@ -242,7 +242,11 @@ class Builder:
         )
 
     def _rounding(self, model: Model) -> str:
-        of = {stage: rounding(engine) for stage, engine in sizes.running(self.settings, model).items()}
+        """What the stages round beyond the dtype that is told, which of two stages is the text stage's."""
+        running = sizes.running(self.settings, model)
+        of = {stage: rounding(engine) for stage, engine in running.items()}
+        if len(of) > 1 and (own := place(running["vision"]).dtype) != place(running["text"]).dtype:
+            of["vision"] = f"{own} {of['vision']}".rstrip()
         return f"{of.get('vision', '')}; {of.get('text', '')}" if any(of.values()) else ""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from tessera.checkpoint.declared import read_declared
+from tessera.checkpoint.declared import Declared, read_declared
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import OutputKind, Role
 from tessera.models.decoder import max_positions
@@ -106,6 +106,7 @@ class ModelConfig:
     widths beside the backbone's.
     """
 
+    declared: Declared
     vision: VisionConfig
     projector: ProjectorConfig
     text: TextSpec
@@ -142,24 +143,26 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
     """Read and cross-check the configuration of a family with this output; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
     processor = Section.read(directory / PROCESSOR_FILE, optional=True)
+    declared = read_declared(directory)
     text = _text(config, output)
     vision = _vision(config)
     projector = _projector(config, vision)
     model = ModelConfig(
+        declared=declared,
         vision=vision,
         projector=projector,
         text=text,
         image=_image(config, processor, vision),
-        prefixes=read_prefixes(processor, config, declared=read_declared(directory)),
+        prefixes=read_prefixes(processor, config, declared=declared),
         image_token_id=_image_token(config, text),
         max_tokens=_max_tokens(config, processor),
         dimensions=read_dimensions(config, text.layer.hidden),
     )
     if processor.has("num_image_token"):
-        declared = processor.integer("num_image_token")
-        if declared != model.tokens_per_tile:
+        stated = processor.integer("num_image_token")
+        if stated != model.tokens_per_tile:
             raise processor.error(
-                "num_image_token", f"is {declared}, but the vision shapes make {model.tokens_per_tile}"
+                "num_image_token", f"is {stated}, but the vision shapes make {model.tokens_per_tile}"
             )
     return model
 

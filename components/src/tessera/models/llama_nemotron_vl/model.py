@@ -81,7 +81,13 @@ class LlamaNemotronVL(TowerModel):
         disagree with the configuration.
         """
         self.config = config = read_config(path, self.kind)
-        super().__init__(path, config.text, max_tokens=config.max_tokens, dimensions=config.dimensions)
+        super().__init__(
+            path,
+            config.text,
+            max_tokens=config.max_tokens,
+            dimensions=config.dimensions,
+            declared=config.declared,
+        )
         tokenizer = self._tokenizer
         self._image_start, self._image_end, self.placeholder = map(tokenizer.id_of, _MARKS)
         if self.placeholder != config.image_token_id:

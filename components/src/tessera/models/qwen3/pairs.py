@@ -21,6 +21,7 @@ from tessera.nn.spec import HeadSpec, TextSpec
 _HEAD: Final = "text.head."
 _EMBEDDINGS: Final = "text.embed_tokens.weight"
 _LOGITS: Final = "lm_head.weight"
+_TIED: Final = "tie_word_embeddings"
 _SYSTEM: Final = (
     "system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided."
     ' Note that the answer can only be "yes" or "no".'
@@ -91,9 +92,13 @@ class Qwen3Pairs(PairTower):
             stored = stored_tensors(
                 self.path, body | logits, lambda name: name if name == _LOGITS else names(name)
             )
-        except CheckpointError:
+        except CheckpointError as error:
             # Tied to the embeddings, if it is only this that is not there.
             stored = stored_tensors(self.path, body, names)
+            config = Section.read(self.path / CONFIG_FILE)
+            if not config.flag(_TIED, True):
+                # Scores of the embeddings would be plausible, and wrong.
+                raise config.error(_TIED, f"is false, and no weights have {_LOGITS!r}") from error
         of_tokens = stored.pop(_LOGITS, None) or stored[_EMBEDDINGS]
         yes, no = self._answers()
         return {**stored, f"{_HEAD}weight": of_tokens.row(yes), f"{_HEAD}against": of_tokens.row(no)}
