@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tessera.sandbox.memory import Memory
+from tessera.sandbox.memory import IN_MEMORY, Memory
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 X86 = platform.machine() == "x86_64"
@@ -95,12 +95,14 @@ class Handler:
     def answer(self, memory: Memory, task: bytes, descriptor: int) -> bytes:
         name, pid = msgspec.msgpack.decode(task, type=tuple[str, int])
         if name == "read":
-            data = os.pread(descriptor, 100, 0)
+            data = memory[:8].tobytes() if descriptor == IN_MEMORY else os.pread(descriptor, 100, 0)
             memory[: len(data)].data[:] = data
             return msgspec.msgpack.encode(f"{self._argument} {len(data)}")
         if name == "pause":
             time.sleep(0.6)
             return msgspec.msgpack.encode("rested")
+        if name == "pid":
+            return msgspec.msgpack.encode(str(os.getpid()))
         if name == "garbage":
             return b"\xc1"
         try:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import platform
+import select
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,36 @@ def attempt(pool: Pool[str], name: str, *, data: bytes = b"file") -> tuple[str, 
 
 def test_a_file_is_read_and_answered(pool: Pool[str]) -> None:
     assert attempt(pool, "read", data=b"content") == ("given 7", b"content\0")
+
+
+def test_a_file_that_has_room_there_comes_in_the_shared_memory(pool: Pool[str]) -> None:
+    def read(answer: str, memory: Memory) -> tuple[str, bytes]:
+        return answer, memory[:8].tobytes()
+
+    for data in (b"contents", b"anything"):
+        task = msgspec.msgpack.encode(("read", 0))
+        assert pool.call(task, data, read, over="read") == ("given 8", data)
+    # The next file comes in a descriptor again.
+    assert attempt(pool, "read", data=b"content")[0] == "given 7"
+
+
+def test_a_file_in_the_shared_memory_goes_to_the_process_that_replaces_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", folder())
+    pool = start()
+    try:
+        pid = pool.call(msgspec.msgpack.encode(("pid", 0)), b"", lambda answer, _: int(answer), over="pid")
+        ended = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        # One that ends over the file would be the file's fault.
+        assert select.select([ended], [], [], 10.0)[0]
+        os.close(ended)
+        task = msgspec.msgpack.encode(("read", 0))
+        found = pool.call(task, b"contents", lambda answer, _: answer, over="read")
+        assert found == "given 8"
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)

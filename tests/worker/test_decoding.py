@@ -230,6 +230,18 @@ def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, b
     wait_until(lambda: len(alive(children(decoding.server))) == 1)
 
 
+def test_a_file_is_decoded_whether_the_shared_memory_has_room_for_it_or_not(
+    make: Make, photos: dict[str, bytes]
+) -> None:
+    decoding, room = make(count=1), memory_bytes(DualEncoder.vision)
+    file = io.BytesIO()
+    Image.open(io.BytesIO(photos["china"])).resize((24, 24)).save(file, "JPEG")
+    # Nothing behind the end of a JPEG belongs to the picture.
+    fitting, larger = [decoding.pixels(file.getvalue().ljust(size, b"\0")) for size in (room, room + 1)]
+    np.testing.assert_array_equal(fitting, larger)
+    assert not decoding.lost
+
+
 def test_the_others_go_on(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=2, seconds=0.3)
     good, expected = photos["flower"], pixels_of(photos["flower"])

@@ -26,6 +26,7 @@ with quick_imports():
     from tessera.sandbox import seccomp
     from tessera.sandbox.confinement import confine, die_with_parent
     from tessera.sandbox.memory import (
+        IN_MEMORY,
         MAX_BYTES,
         READY,
         READY_UNFILTERED,
@@ -105,9 +106,10 @@ def _serve(channel: socket.socket, memory: Memory, handler: Handler, limits: Lim
             return
         _allow_cpu(limits.seconds)
         try:
-            answer = handler.answer(memory, message, descriptors[0])
+            answer = handler.answer(memory, message, descriptors[0] if descriptors else IN_MEMORY)
         finally:
-            os.close(descriptors[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
         channel.send(answer)
 
 

@@ -14,6 +14,9 @@ import numpy.typing as npt
 MAX_BYTES: Final = 1 << 16
 """Of a message, which is one datagram of a socket pair."""
 
+IN_MEMORY: Final = -1
+"""No descriptor: where a pool is given bytes they are in the memory that it shares with a process."""
+
 # What a fork server says when it is; the second where the kernel has no seccomp.
 READY: Final = b"ready"
 READY_UNFILTERED: Final = b"ready, unfiltered"
@@ -47,6 +50,8 @@ class Handler(Protocol):
 
     def answer(self, memory: Memory, task: bytes, descriptor: int) -> bytes:
         """Do a task with the file in ``descriptor``, which is closed afterwards.
+
+        With ``IN_MEMORY`` the file is at the beginning of ``memory``.
 
         The answer is a message; results that are large lie in ``memory``, as the pool expects them. What it
         raises ends the process.

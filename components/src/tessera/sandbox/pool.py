@@ -52,6 +52,8 @@ _ENVIRONMENT: Final = {
     # does not know the word, nothing changes.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+# A longer file is written without the interpreter's lock, and leaves no pages behind in the shared memory.
+_MOST_ROOM: Final = 1 << 20
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Not passed on to the processes.
 _WITHHELD: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -136,6 +138,7 @@ class Pool(Generic[A]):
     ) -> None:
         self._name = name
         self._limits = limits
+        self.room = min(shared_bytes, _MOST_ROOM)
         self._answers = answers
         self._lost = lost
         self._server = _ForkServer(name, handler, argument, limits, shared_bytes)
@@ -149,8 +152,10 @@ class Pool(Generic[A]):
             self._server.close()
             raise
 
-    def call(self, task: bytes, descriptor: int, read: Callable[[A, Memory], T], *, over: str) -> T:
-        """What ``read`` makes of the answer to a task with the file in ``descriptor``.
+    def call(self, task: bytes, file: int | bytes, read: Callable[[A, Memory], T], *, over: str) -> T:
+        """What ``read`` makes of the answer to a task with a file: in a descriptor, or, where it has at most
+        ``room``, its bytes.
+
 
         ``read`` raises ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory.
         ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of
@@ -165,7 +170,7 @@ class Pool(Generic[A]):
                 if process is None:
                     process = self._server.fork()
                 try:
-                    return read(process.ask(task, descriptor, self._answers), process.memory)
+                    return read(process.ask(task, file, self._answers), process.memory)
                 except ProcessLost as loss:
                     lost, process = process, None
                     if self._is_guilty(lost, loss.why, over):
@@ -235,6 +240,8 @@ class _Process:
         self.pid = pid
         self.parent = parent
         self.memory = memory
+        # Writing through it keeps the interpreter's lock, which numpy gives up.
+        self._files = memory.data
         self._pidfd = pidfd
         self._channel = channel
         # The kernel's: with a timeout of Python's own each call polls first.
@@ -244,10 +251,14 @@ class _Process:
         left = struct.pack("ll", int(patience), max(1, int(patience % 1 * 1e6)))
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, left)
 
-    def ask(self, task: bytes, descriptor: int, answers: msgspec.msgpack.Decoder[A]) -> A:
+    def ask(self, task: bytes, file: int | bytes, answers: msgspec.msgpack.Decoder[A]) -> A:
         self._spent = self._cpu_seconds()
         try:
-            socket.send_fds(self._channel, [task], [descriptor])
+            if isinstance(file, int):
+                socket.send_fds(self._channel, [task], [file])
+            else:
+                self._files[: len(file)] = file
+                self._channel.send(task)
         except OSError:
             raise ProcessLost("gone") from None
         try:
@@ -282,6 +293,7 @@ class _Process:
             self._channel.close()
             # Unmapped now, and not when the last traceback that refers to this object is gone.
             self.memory = np.empty(0, np.uint8)
+            self._files = self.memory.data
 
 
 class _ForkServer:

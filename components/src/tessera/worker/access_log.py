@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +37,7 @@ class Part:
     ended_at: float = 0.0
     calls: int = 0
     running: int = 0
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: defaultdict[str, int] = field(default_factory=partial(defaultdict, int))
     timings: wire.Timings | None = None
     failure: wire.Failure | None = None
     fault: bool = False
@@ -181,22 +181,22 @@ async def _translated(work: Awaitable[wire.Reply]) -> wire.Reply:
 
 
 def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
+    sums = part.sums
     if isinstance(message, wire.EmbedRequest):
-        part.sums.update(
-            inputs=len(message.items),
-            tokens=sum([item.token_count for item in message.items]),
-            images=sum([len(item.images) for item in message.items]),
-        )
+        sums["inputs"] += len(message.items)
+        sums["tokens"] += sum([item.token_count for item in message.items])
+        sums["images"] += sum([len(item.images) for item in message.items])
     else:
-        part.sums.update(images=1, units=message.image.units)
+        sums["images"] += 1
+        sums["units"] += message.image.units
     if isinstance(outcome, wire.EmbedReply | wire.EncodeReply):
         part.timings = outcome.timings if part.timings is None else part.timings.merge(outcome.timings)
         if isinstance(outcome, wire.EmbedReply):
-            part.sums["cached_tokens"] += sum(outcome.cached_tokens)
+            sums["cached_tokens"] += sum(outcome.cached_tokens)
             if (rows := sum(outcome.counts)) != len(outcome.counts):
-                part.sums["output_rows"] += rows
+                sums["output_rows"] += rows
             if outcome.failures:
-                part.sums["failed_inputs"] += len(outcome.failures)
+                sums["failed_inputs"] += len(outcome.failures)
             for failure in outcome.failures.values():
                 _add_failure(part, failure.error())
     elif isinstance(outcome, BaseException):

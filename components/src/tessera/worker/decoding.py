@@ -1,8 +1,8 @@
 """From image files to pixels: on threads of this process, or in a pool of confined processes that may crash.
 
-The messages to and from those processes hold no image files and no pixels: a file goes as a descriptor of
-anonymous memory, pixels in memory that both sides have mapped for as long as the decoder lives. Pages that
-are used again cost a tenth of new ones.
+The messages to and from those processes hold no image files and no pixels: these lie in memory that both
+sides have mapped for as long as the decoder lives, first the file and then the pixels. Pages that are used
+again cost a tenth of new ones. A file that has no room there goes as a descriptor of anonymous memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture, load_codecs
 from tessera.models import open_model
 from tessera.models.base import Empty, Model, Pixels, UInt8Array, VisionSpec
-from tessera.sandbox import Pool, ProcessLost, in_memory
+from tessera.sandbox import IN_MEMORY, Pool, ProcessLost, in_memory
 from tessera.wire import Failure
 
 _MAX_MESSAGE = 4096
@@ -46,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """An image file of ``size`` bytes lies in the descriptor that comes along."""
+    """An image file of ``size`` bytes lies in the descriptor that comes along, or in the shared memory."""
 
     size: int
     param: str
@@ -167,14 +167,15 @@ class ProcessDecoder:
                 raise ProcessLost("crash")
             return read(memory, answer)
 
-        descriptor = in_memory(data)
+        file = data if len(data) <= self._pool.room else in_memory(data)
         try:
-            return self._pool.call(encode(Task(size=len(data), param=param)), descriptor, taken, over=param)
+            return self._pool.call(encode(Task(size=len(data), param=param)), file, taken, over=param)
         except ProcessLost as loss:
             message = _MESSAGES[loss.why].format(param, self._limits.seconds)
             raise DecodeFailed(message, param=param) from None
         finally:
-            os.close(descriptor)
+            if isinstance(file, int):
+                os.close(file)
 
     def close(self) -> None:
         """Ends every process; no call may be under way."""
@@ -204,7 +205,9 @@ class Handler:
     def answer(self, memory: UInt8Array, task: bytes, descriptor: int) -> bytes:
         asked = decode_task(task)
         try:
-            data = os.pread(descriptor, asked.size, 0)
+            # A copy: pixels are written where the file was.
+            there = descriptor == IN_MEMORY
+            data = memory[: asked.size].tobytes() if there else os.pread(descriptor, asked.size, 0)
             picture = Picture(data, param=asked.param, max_pixels=self._limits.max_pixels)
             return encode(write(memory, self._model.preprocess(picture, empty_in(memory))))
         except Exception as error:

@@ -408,7 +408,11 @@ class RequestInFlight:
 
 def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:
     """Return ``[rows, row_width]`` of several images."""
-    found = [image.to("cpu", torch.float32) for image in images]
+    # Each operation of torch gives up the interpreter's lock, also one that has nothing to do.
+    found = [
+        image if image.is_cpu and image.dtype == torch.float32 else image.to("cpu", torch.float32)
+        for image in images
+    ]
     rows: npt.NDArray[np.float32] = (found[0] if len(found) == 1 else torch.cat(found)).numpy()
     return rows
 
