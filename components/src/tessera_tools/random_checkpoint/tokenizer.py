@@ -65,7 +65,7 @@ def byte_level_bpe(
 def _trained(
     size: int, split: str, sentences: tuple[str, ...], whole_words: bool, normalizer: bytes | None
 ) -> str:
-    """The trained tokenizer as JSON, which the checkpoints of a process share: 50 ms; the normalizer is pickled."""
+    """The trained tokenizer as JSON, 50 ms, for all checkpoints of a process; the normalizer is pickled."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
     if normalizer is not None:
         tokenizer.normalizer = pickle.loads(normalizer)

@@ -93,7 +93,7 @@ def write_weights(
 def _block(seed: int) -> tuple[Float32Array, np.random.Generator]:
     """The numbers of a seed, and their source behind them.
 
-    80 ms and 34 MB, which all checkpoints of a process share: folders of modules have the seed behind the first.
+    80 ms and 34 MB for all checkpoints of a process. A folder of a module has the next seed.
     """
     source = np.random.Generator(np.random.PCG64(seed))
     block = source.standard_normal(_BLOCK, dtype=np.float32)
