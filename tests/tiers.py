@@ -27,7 +27,7 @@ MARKERS = {
         "test",
         "starts commands, decoders or readers of tables, a second and more of a processor",
     ),
-    "parity": ("test", "compares whole networks with libraries that take seconds to import"),
+    "parity": ("test", "compares with models of libraries, which take seconds to import"),
     "compiles": ("all", "compiles, builds or exports engines"),
     "images": ("all", "makes images and runs them, or makes what one or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
