@@ -59,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    # Libraries that tests import later are looked through with each collection of all generations: of 21 s of
+    # processor time of three families' tests 1.7 s, with the interpreter's own 700.
+    gc.set_threshold(10_000)
     # The machine's cores are shared with the processes that the tests start.
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

@@ -205,6 +205,7 @@ def test_frontend_flags_that_make_no_sense(flags: list[str]) -> None:
         parse_frontend(["--model-path", "m", *flags])
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("module", ["tessera.worker", "tessera.frontend"])
 @pytest.mark.usefixtures("forks")
 def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
@@ -215,6 +216,7 @@ def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
     assert "--model-path" in done.stdout and "--discovery-backend" in done.stdout
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("mode", ["agg", "embed", "encode"])
 @pytest.mark.usefixtures("forks")
 def test_a_worker_with_a_wrong_file_ends_with_one_line(tmp_path: Path, mode: str) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.distribution import ROOT
 
+pytestmark = pytest.mark.starts
+
 SAY = """
 import sys
 sys.path[:0] = {paths!r}

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.starts
+
 # Blocks that the C library takes from its heap, not from the system one by one; what lies above the others
 # keeps the heap from shrinking by itself.
 PROGRAM = """

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.service import ROOT
 from tests.tiers import FIRST
 
+pytestmark = pytest.mark.starts
+
 SAMPLE = """
 import pytest
 

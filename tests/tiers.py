@@ -2,8 +2,8 @@
 
 A test that has none of these markers belongs to every tier. A tier holds those below it::
 
-    scripts/check     what a developer runs all day
-    scripts/test      and what starts the service, browsers and clients
+    scripts/check     what a developer runs all day; families are held to vectors that are carried here
+    scripts/test      and what starts services, browsers, clients and commands, or compares with libraries
     scripts/test all  everything, as CI does
 
 Tests of one ``xdist_group`` run in one process, so that what they share is made once: a service, compiled
@@ -23,6 +23,11 @@ TIERS = ("check", "test", "all")
 # The first tier that runs the marker's tests, and what the marker says of them.
 MARKERS = {
     "service": ("test", "starts the service or processes of it, a browser, or servers that it needs"),
+    "starts": (
+        "test",
+        "starts commands, decoders or readers of tables, a second and more of a processor",
+    ),
+    "parity": ("test", "compares with models of libraries, which take seconds to import"),
     "compiles": ("all", "compiles, builds or exports engines"),
     "images": ("all", "makes images and runs them, or makes what one or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),

@@ -19,6 +19,8 @@ from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
 from tests.figure import figure
 
+pytestmark = pytest.mark.starts
+
 # In the place of a server: hands every connection on to the port in its last argument.
 FORWARD = """
 import asyncio, sys

@@ -17,6 +17,8 @@ from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY
 from tessera_tools.random_checkpoint.towers import CLIP_TINY
 
+pytestmark = pytest.mark.parity
+
 
 # What the template writes for an image, and what vLLM's processor makes of it around the placeholders.
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_what_is_larger_than_an_arena_is_not_kept(file: int) -> None:
     assert nothing.get(key_of(1)) is None
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_writer_may_end_or_freeze_at_any_moment(file: int, ending: signal.Signals) -> None:
     """What is read is what was put, while a process writes over it and after it was stopped."""

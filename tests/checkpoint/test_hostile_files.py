@@ -21,7 +21,7 @@ from tessera.errors import CheckpointError
 from tessera.models import open_model, try_out
 from tessera_tools.random_checkpoint.checkpoint import main
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.starts, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.authority import Authority, needs_openssl
 
-pytestmark = needs_openssl
+pytestmark = [pytest.mark.starts, needs_openssl]
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

@@ -23,6 +23,8 @@ from tessera.cli import models
 from tessera.cli.__main__ import command_of, main, names
 from tessera.launch.settings import LaunchSettings
 
+pytestmark = pytest.mark.starts
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -316,6 +316,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read(["--config", str(tmp_path / "nowhere.yaml")])
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -353,6 +354,7 @@ def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, s
     assert said in line
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("before", "words", "said"),
     [

@@ -72,6 +72,7 @@ def check(resource: Resource, version: str) -> None:
         kubernetes_validate.validate(resource, version, strict=True)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("name", "version"), [*((name, VERSIONS[-1]) for name in RENDERED), ("overlays/etcd", VERSIONS[0])]
 )
@@ -179,6 +180,7 @@ def listed_models(name: str, folder: Path) -> Path | None:
     return None
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
     """start-role is run with a Python that prints what it was given, and the parsers read that."""
@@ -227,6 +229,7 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
     assert endpoints["frontend"] == endpoints["embed"] | endpoints.get("rerank", set())
 
 
+@pytest.mark.starts
 def test_a_job_downloads_what_the_pods_read(tmp_path: Path) -> None:
     """Its command, run with its variables, looks for what the pods are told to read."""
     name = "overlays/hub-try"

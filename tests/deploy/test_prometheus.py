@@ -22,6 +22,7 @@ promtool = pytest.mark.skipif(
 )
 
 
+@pytest.mark.starts
 @promtool
 def test_every_rule_does_what_its_test_says(tmp_path: Path) -> None:
     for path in (FOLDER / "rules.yaml", TESTS):

@@ -11,7 +11,7 @@ from tessera.errors import MediaFetchError
 from tessera.frontend.media import MediaPolicy
 from tessera.frontend.request import ImageSource
 from tessera.tasks import Deadline
-from tests.e2e.test_e_p import image_input, picture
+from tests.e2e.inputs import image_input, picture
 
 
 async def test_only_what_the_request_carries_is_taken(tmp_path: Path) -> None:

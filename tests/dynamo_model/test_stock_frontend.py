@@ -13,9 +13,8 @@ import openai
 import pytest
 
 from tests.e2e.disaggregated import Disaggregated
-from tests.e2e.inputs import cosine
+from tests.e2e.inputs import cosine, picture
 from tests.e2e.service import MODEL
-from tests.e2e.test_e_p import picture
 
 pytestmark = [
     pytest.mark.xdist_group("shared-service"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from tests.references.llama_nemotron_vl import Reference
 
@@ -35,6 +37,21 @@ def parts(text: str | None, *images: bytes) -> list[dict[str, Any]]:
         {"type": "image_url", "image_url": {"url": data_url(data)}} for data in images
     ]
     return found + ([{"type": "text", "text": text}] if text is not None else [])
+
+
+def picture(seed: int, size: int = 96) -> bytes:
+    """A small PNG that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def image_input(data: bytes, text: str | None = None) -> list[dict[str, object]]:
+    """A PNG and its text."""
+    made = parts(text, data)
+    made[0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()
+    return made
 
 
 def cases(photos: dict[str, bytes]) -> list[Case]:

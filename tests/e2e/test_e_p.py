@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +12,9 @@ import httpx
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
-from PIL import Image
 from safetensors.torch import save
 
-from tests.e2e.inputs import cosine, parts
+from tests.e2e.inputs import cosine, image_input, picture
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
 from tests.waiting import until, wait_until
@@ -32,20 +30,6 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     workers = {"TESSERA_ENCODE_WORKERS": "2", "TESSERA_EMBED_WORKERS": "2"}
     with launch("e_p.sh", checkpoint, log, workers=4, environment=workers) as running:
         yield running
-
-
-def picture(seed: int, size: int = 96) -> bytes:
-    """A small PNG that no other seed gives."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def image_input(data: bytes, text: str | None = None) -> list[dict[str, object]]:
-    made = parts(text, data)
-    made[0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()
-    return made
 
 
 @asynccontextmanager

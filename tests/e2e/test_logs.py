@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.inputs import image_input, picture
 from tests.e2e.service import MODEL
-from tests.e2e.test_e_p import image_input, picture
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.e2e.inputs import image_input, picture
 from tests.e2e.monitoring import Prometheus, prometheus
 from tests.e2e.service import MODEL, ROOT, Service, launch
-from tests.e2e.test_e_p import image_input, picture
 from tests.waiting import wait_until
 
 pytestmark = [

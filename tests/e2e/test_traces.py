@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.e2e.disaggregated import KEY, Disaggregated
+from tests.e2e.inputs import image_input, picture
 from tests.e2e.service import MODEL, free_ports
-from tests.e2e.test_e_p import image_input, picture
 from tests.tracing.asking import Asker
 from tests.tracing.collector import Collector, Exported, collecting
 from tests.waiting import wait_until

@@ -41,14 +41,15 @@ THREADS = "OMP_NUM_THREADS"
 # What starts others by ``launch.children``, beside ``tessera serve``.
 _STARTS_CHILDREN = ("tessera.launch", "tests.forks.probe")
 
-# What starts others by ``subprocess``: a command its engines, the process that makes prompts its worker, and
-# a worker the fork server of its decoders.
+# What starts others by ``subprocess``: a command its engines, the process that makes prompts its worker, a
+# worker the fork server of its decoders, and a reader of sources those of its tables.
 _STARTS_OTHERS = (
     "tessera.cli",
     "tessera.local.engine_process",
     "tessera.local.worker_process",
     "tessera.worker",
     "tessera.worker.together",
+    "tessera_corpus.sources.read_process",
 )
 
 # What the package sets where nobody did, once it is imported: in the tests' process, too, as soon as one of

@@ -38,6 +38,7 @@ MODULES = (
     "tessera.local.engine_process",
     "tessera.local.worker_process",
     "tessera.sandbox.child",
+    "tessera_corpus.sources.read_process",
     "tests.e2e.faults.reader",
     "tests.forks.probe",
 )

@@ -22,6 +22,8 @@ from tests.forks.popen import ROOT, Forked
 from tests.forks.program import differs, imported_with
 from tests.signals import default_signals
 
+pytestmark = pytest.mark.starts
+
 
 def begun(popen: type[subprocess.Popen[bytes]], child: Path, **environment: str) -> list[dict[str, Any]]:
     """What a probe finds, and what its child does."""

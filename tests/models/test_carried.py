@@ -13,6 +13,7 @@ from tests.references.carry import ALL
 NAMES = [name for name, each in ALL.items() if not each.full_size]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", NAMES)
 def test_carried_vectors(name: str, tmp_path: Path) -> None:
     computed, carried = ALL[name].compute(tmp_path), ALL[name].vectors()

@@ -75,6 +75,7 @@ def rows_of(model: Model, inputs: list[PackedInput]) -> list[np.ndarray]:
         engine.close()
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", CUTTING)
 def test_what_follows_pooling_follows_that_of_chunks(
     name: str, written: WriteCheckpoint, tmp_path: Path
@@ -91,6 +92,7 @@ def test_what_follows_pooling_follows_that_of_chunks(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("spec", [BERT, ROBERTA_TINY], ids=["bert", "roberta"])
 @pytest.mark.parametrize("many", [1, 40], ids=["one batch", "in pieces"])
 def test_rows_of_chunks_beside_other_inputs(spec: Spec, many: int, written: WriteCheckpoint) -> None:
@@ -135,6 +137,7 @@ def test_rows_of_chunks_beside_other_inputs(spec: Spec, many: int, written: Writ
         np.testing.assert_allclose(alone.values, means(given[2]), atol=1e-5)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("role", [Role.NONE, Role.QUERY, Role.PASSAGE])
 def test_a_prompt_and_control_tokens_are_in_no_chunk(role: Role, written: WriteCheckpoint) -> None:
     path = written(BERT)

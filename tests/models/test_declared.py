@@ -33,6 +33,8 @@ from tests.models.declaring import Module, declare, dense, layer_norm, write
 from tests.models.running import Given, batch_of, cosines, vectors
 from tests.references.qwen3 import Qwen3Reference
 
+pytestmark = pytest.mark.parity
+
 WIDTH = TINY.hidden
 LLAMA = LlamaSpec()
 TEXTS = ("a short text", "x", "The quick brown fox jumps over the lazy dog, and over 12 more of them.")

@@ -15,6 +15,8 @@ from tessera.checkpoint.declared import TORCH_ACTIVATIONS, TRANSFORMERS_ACTIVATI
 from tessera.nn.steps import DenseStep
 from tests.models.declaring import dense, write
 
+pytestmark = pytest.mark.parity
+
 INNER, WIDTH = 24, 16
 
 # What has tensors or needs arguments, and what is no function of each number alone.

@@ -22,6 +22,8 @@ from tessera_corpus.sources.messages import Sources
 from tessera_corpus.sources.settings import SourceSettings
 from tests.proc import title
 
+pytestmark = pytest.mark.starts
+
 HONOURED = Honoured(models=("m",), dimensions=8)
 
 

@@ -30,7 +30,7 @@ from tessera_corpus.sources.table import Table
 from tests.imaging.test_kinds import several
 from tests.tessera_corpus.output.made import write_lance
 
-pytestmark = pytest.mark.usefixtures("forks")
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("forks")]
 
 HONOURED = Honoured(models=(), dimensions=256)
 

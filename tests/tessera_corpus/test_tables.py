@@ -20,6 +20,8 @@ from tessera_corpus.sources.settings import SourceSettings
 from tests.imaging.test_kinds import several
 from tests.tessera_corpus.output.made import write_lance
 
+pytestmark = pytest.mark.starts
+
 
 def opened(*paths: Path | str, **settings: Any) -> Source:
     words = [str(path) for path in paths]

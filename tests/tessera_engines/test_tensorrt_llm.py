@@ -118,6 +118,7 @@ def test_an_answer_without_handles_is_refused(known: Known, monkeypatch: pytest.
         launched.result()
 
 
+@pytest.mark.starts
 def test_a_handle_from_another_process_is_opened_there_and_then() -> None:
     command = [sys.executable, "-m", "tests.tessera_engines.tensorrt_llm_standin"]
     root = Path(__file__).parents[2]

@@ -264,6 +264,7 @@ def test_traces_are_off_unless_asked_for(
     assert parse_worker(arguments).traces == expected
 
 
+@pytest.mark.starts
 def test_processes_without_traces_load_no_sdk() -> None:
     program = """
 import sys

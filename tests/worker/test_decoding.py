@@ -52,6 +52,8 @@ from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpo
 from tests.imaging.kinds import of_samples, ramp
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.starts
+
 MAX_PIXELS = 1_000_000
 
 # Those that take images: the others' decoders have nothing to do.

@@ -11,6 +11,8 @@ import pytest
 from tessera.errors import ConfigError
 from tessera.worker.memory import MemoryAccount, free_bytes
 
+pytestmark = pytest.mark.starts
+
 MIB = 1 << 20
 
 MEASURE = """

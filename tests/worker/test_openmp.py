@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.mark.parametrize(("asked", "found"), [(None, "PASSIVE"), ("active", "ACTIVE")])
 def test_threads_of_a_worker_sleep_unless_told_otherwise(asked: str | None, found: str) -> None:

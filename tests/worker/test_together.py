@@ -127,6 +127,7 @@ def test_on_processors_it_is_the_hosts_memory_and_what_is_free_of_it(more: dict[
         OneHost(more, gib=64, cards={}, free=1).fit(*workers)
 
 
+@pytest.mark.starts
 def test_the_process_answers_in_json(checkpoint: Path, tmp_path: Path) -> None:
     flags = ["--model-path", str(checkpoint), "--disaggregation-mode", "agg"]
     host = Host(workers=[Asked(name="agg worker 0", arguments=flags)], nbytes=64 * GIB, free=64 * GIB)

@@ -23,6 +23,8 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_rerank import TINY
 from tests.waiting import until
 
+pytestmark = pytest.mark.starts
+
 LONG = "na\u0301ive words, and no end of them "
 """Of them 10,000 are longer than what threads tokenise."""
 

@@ -32,9 +32,10 @@ from tests.models.declaring import Module, declare, dense, nest, write
 from tests.models.pairing import logits
 from tests.models.running import Given, Pair, cosines, vectors
 
-pytestmark = pytest.mark.skipif(
-    find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"
-)
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"),
+]
 
 TEXTS = [
     "river",

@@ -25,6 +25,8 @@ from tests.models.parity import Parity, Record, check_tokens, no_last_token
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.encoder import EncoderReference
 
+pytestmark = pytest.mark.parity
+
 # The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
 BARS = {"float32": 1 - 1e-9, "bfloat16": 0.998}
 PARITY = Parity(title="encoders", cases=CASES, bars=BARS)

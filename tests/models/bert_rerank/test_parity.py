@@ -25,6 +25,8 @@ from tests.models.pairing import logits, prompts, tokens
 from tests.models.running import Pair, with_ids
 from tests.references.encoder import CrossReference
 
+pytestmark = pytest.mark.parity
+
 BAR = 1e-4
 SPECS: dict[str, Spec] = {
     "bert": RERANK_TINY,

@@ -28,6 +28,8 @@ from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import write
 from tests.references.colbert import ColbertReference
 
+pytestmark = pytest.mark.parity
+
 BAR = 1e-5
 SPECS: dict[str, ColbertSpec] = {
     "stanford": TINY,

@@ -26,6 +26,8 @@ from tests.models.parity import BARS, Parity, Record
 from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
 from tests.references.qwen3 import ColQwen3Reference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="colqwen3", cases=CASES)
 OPS = replace(COL_TINY, ops=True, text_prefix="language_model.", vision_prefix="visual.", width=96)
 CONFIGURATIONS: dict[str, ColQwen3Spec] = {

@@ -23,6 +23,8 @@ from tests.models.parity import BARS, Parity, Record
 from tests.models.running import preprocessed, prompts
 from tests.references.llama_nemotron_vl import ColEmbedReference
 
+pytestmark = pytest.mark.parity
+
 SMALL = replace(COLEMBED_TINY, image_size=64, base_vocab=600)
 PARITY = Parity(title="llama_nemotron_colembed_vl", cases=CASES)
 

@@ -59,6 +59,7 @@ def test_what_it_is(model: LlamaNemotronEmbed) -> None:
     assert not model.text.layer.causal and model.text.pooling == "mean"
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("role", list(Role))
 def test_prompts(model: LlamaNemotronEmbed, path: Path, role: Role) -> None:
     expected = LlamaReference(path).tokens("what is this?", role.value)
@@ -124,6 +125,7 @@ def test_pooling_that_no_file_names(path: Path, tmp_path: Path) -> None:
     assert LlamaNemotronEmbed(path, Options(pooling="last")).text.pooling == "mean"
 
 
+@pytest.mark.parity
 def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
     model = open_model(
         changed(path, tmp_path, matryoshka_dimensions=[64, 512], query_prefix="q:", passage_prefix="")

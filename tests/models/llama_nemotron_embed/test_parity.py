@@ -29,6 +29,8 @@ from tests.models.parity import (
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.llama_nemotron_embed import LlamaReference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="llama_nemotron_embed", cases=CASES)
 CONFIGURATIONS: dict[str, LlamaSpec] = {
     "tiny": TINY,

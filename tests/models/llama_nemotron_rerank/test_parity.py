@@ -35,6 +35,8 @@ from tests.models.pairing import logits, prompt, prompts
 from tests.models.running import with_ids
 from tests.references.rerank import RerankReference, text
 
+pytestmark = pytest.mark.parity
+
 
 def expected(reference: RerankReference) -> np.ndarray:
     return np.stack([reference.answer(pair) for pair in CASES])

@@ -24,6 +24,8 @@ from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
 from tests.models.running import Pair, batch_of, preprocessed, prompt, vectors
 from tests.references.rerank import RerankVLReference, text
 
+pytestmark = pytest.mark.parity
+
 SMALL = replace(RERANK_TINY, image_size=64, base_vocab=600, temperature=0.5)
 
 

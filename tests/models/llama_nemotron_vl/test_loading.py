@@ -129,6 +129,7 @@ def test_a_file_that_shrinks(
         LlamaNemotronVL(path).load_text(dtype="float32", device="cpu")
 
 
+@pytest.mark.starts
 def test_loading_imports_no_compiler(make_checkpoint: MakeCheckpoint) -> None:
     """It would take as long as all the rest of a worker's start."""
     code = """

@@ -25,6 +25,8 @@ from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
 from tests.models.running import on
 from tests.references.llama_nemotron_vl import Reference
 
+pytestmark = pytest.mark.parity
+
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default shapes, 512 px": {"image_size": 512, "base_vocab": 2000},
     "layer -2, erf gelu, last": {

@@ -52,6 +52,7 @@ def assert_as_reference(model: LlamaNemotronVL, reference: Reference, data: byte
     np.testing.assert_array_equal(tiles, expected)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("size", [(64, 64), (80, 60), (33, 200), (400, 20), (1, 1), (3, 2), (301, 299)])
 def test_pixels_equal_the_reference(
     small: LlamaNemotronVL, reference: Reference, size: tuple[int, int]
@@ -61,6 +62,7 @@ def test_pixels_equal_the_reference(
     assert len(small.preprocess(Picture(data, param="x")).values) == small.plan(*size, param="x").units
 
 
+@pytest.mark.parity
 def test_photographs_at_full_size(make_checkpoint: MakeCheckpoint, photos: dict[str, bytes]) -> None:
     path = make_checkpoint(image_size=512)
     model, reference = LlamaNemotronVL(path), Reference(path)
@@ -68,6 +70,7 @@ def test_photographs_at_full_size(make_checkpoint: MakeCheckpoint, photos: dict[
         assert_as_reference(model, reference, data)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "changes", [{"use_thumbnail": False}, {"dynamic_image_size": False}, {"max_input_tiles": 2}]
 )
@@ -76,21 +79,25 @@ def test_options_equal_the_reference(make_checkpoint: MakeCheckpoint, changes: d
     assert_as_reference(LlamaNemotronVL(path), Reference(path), encoded(gradient(200, 100)))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_every_served_format(small: LlamaNemotronVL, reference: Reference, kind: str) -> None:
     assert_as_reference(small, reference, encoded(gradient(), kind))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_modes_equal_the_reference(small: LlamaNemotronVL, reference: Reference, mode: str) -> None:
     assert_as_reference(small, reference, encoded(gradient().convert(mode)))
 
 
+@pytest.mark.parity
 def test_cmyk_equals_the_reference(small: LlamaNemotronVL, reference: Reference) -> None:
     assert_as_reference(small, reference, encoded(gradient().convert("CMYK"), "JPEG"))
     assert_as_reference(small, reference, encoded(gradient().convert("CMYK"), "TIFF"))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation(small: LlamaNemotronVL, reference: Reference, orientation: int, kind: str) -> None:

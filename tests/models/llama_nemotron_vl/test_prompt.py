@@ -47,6 +47,7 @@ def full_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("tiles", [[], [1], [3], [1, 2], [2, 1, 3]], ids=str)
 def test_tokens_equal_the_reference(
@@ -61,6 +62,7 @@ def test_tokens_equal_the_reference(
         assert not made.truncated
 
 
+@pytest.mark.parity
 def test_tokens_equal_those_of_transformers(model: LlamaNemotronVL, path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -32,6 +32,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("shards", [1, 3])
 def test_equal_arguments_give_equal_bytes_in_every_process(tmp_path: Path, shards: int) -> None:
     spec = dataclasses.replace(SMALL, shards=shards)

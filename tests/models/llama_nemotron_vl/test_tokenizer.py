@@ -95,6 +95,7 @@ def test_settings_may_be_absent(make_checkpoint: MakeCheckpoint, tmp_path: Path)
     assert prompt(LlamaNemotronVL(path), "a").tokens[0] == 600
 
 
+@pytest.mark.parity
 def test_markers_that_strip_their_neighbours(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     def edit(parsed: dict[str, Any]) -> None:
         for token in parsed["added_tokens"]:

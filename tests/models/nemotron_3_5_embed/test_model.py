@@ -158,6 +158,7 @@ def test_sizes(size: tuple[int, int], resized: tuple[int, int]) -> None:
     assert Limits(edge=28, longest=1540).resized(*size) == resized
 
 
+@pytest.mark.parity
 def test_sizes_are_the_references() -> None:
     from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 

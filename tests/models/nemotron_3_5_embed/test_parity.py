@@ -20,6 +20,8 @@ from tests.models.parity import BARS, Parity, Record
 from tests.models.running import cosines, nearest, preprocessed, prompts, vision_rows
 from tests.references.mistral3 import PROMPTS, Mistral3Reference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="nemotron_3_5_embed", cases=CASES)
 CONFIGURATIONS: dict[str, Nemotron35Spec] = {
     "tiny": VL_TINY,

@@ -74,6 +74,7 @@ def test_the_published_size(tmp_path: Path) -> None:
     assert sum(map(math.prod, text.shapes().values())) == 1_140_918_272
 
 
+@pytest.mark.parity
 def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
     from transformers import Ministral3Config
 
@@ -91,6 +92,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path: Path) -> No
     assert (text.rope.mscale, text.rope.mscale_all_dim) == (rope["mscale"], rope["mscale_all_dim"])
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("marks", ["none", "bos", "bos and eos"])
 def test_prompts(written: WriteCheckpoint, marks: Any, role: Role) -> None:
@@ -104,6 +106,7 @@ def test_prompts(written: WriteCheckpoint, marks: Any, role: Role) -> None:
     assert (cut[-1] == model._tokenizer.id_of("</s>")) == (marks == "bos and eos")
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "flags", [{"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}]
 )
@@ -197,6 +200,7 @@ def test_a_checkpoint_that_declares_no_pooling_may_be_a_language_model(written: 
         open_model(path, {"pooling": "mean"})
 
 
+@pytest.mark.parity
 def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
     model = open_model(changed(path, tmp_path, matryoshka_dimensions=[64, 128], query_prefix="q:"))
     assert model.dimensions == {64}

@@ -33,6 +33,8 @@ from tests.models.parity import (
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.ministral3 import PREFIXES, Ministral3Reference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="nemotron_3_embed", cases=CASES)
 _SHORT = {**YARN, "original_max_position_embeddings": 256, "factor": 4.0}
 CONFIGURATIONS: dict[str, Nemotron3Spec] = {

@@ -29,6 +29,8 @@ from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
 from tests.models.running import content_of, preprocessed
 from tests.references.colembed import NemotronColEmbedReference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="nemotron_colembed_vl", cases=CASES)
 CONFIGURATIONS: dict[str, NemotronColEmbedSpec] = {
     "tiny": COLEMBED_TINY,

@@ -61,6 +61,7 @@ def test_what_it_is(model: Qwen3Embedding) -> None:
     assert model.vision_nbytes("float32") == 0
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("role", "instruction", "expected"),
     [
@@ -78,6 +79,7 @@ def test_prompts(
     assert prompt(model, "what?", role=role, instruction=instruction).tokens.tolist() == plain(path, expected)
 
 
+@pytest.mark.parity
 def test_queries_without_a_default_task(path: Path) -> None:
     bare = open_model(path, {"query_instruction": ""})
     assert prompt(bare, "what?", role=Role.QUERY).tokens.tolist() == plain(path, "what?")

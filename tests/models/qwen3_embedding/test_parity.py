@@ -28,6 +28,8 @@ from tests.models.qwen3_embedding.cases import CASES, WORDS
 from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
 from tests.references.qwen3 import Qwen3Reference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(title="qwen3_embedding", cases=CASES)
 CONFIGURATIONS: dict[str, Qwen3Spec] = {
     "tiny": TINY,

@@ -22,6 +22,8 @@ from tests.models.pairing import logits, prompts
 from tests.models.qwen3_rerank.cases import CASES
 from tests.references.qwen3 import Qwen3RerankReference
 
+pytestmark = pytest.mark.parity
+
 BARS = {"float32": 1e-4, "bfloat16": 0.5}
 LAYOUTS: dict[str, Qwen3RerankSpec] = {
     "modules": RERANK_TINY,

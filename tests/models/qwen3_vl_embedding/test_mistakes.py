@@ -22,6 +22,8 @@ from tests.models.qwen3_vl_embedding.test_parity import BAR, BFLOAT16_BAR
 from tests.models.running import cosines
 from tests.references.qwen3 import Qwen3VLReference
 
+pytestmark = pytest.mark.parity
+
 PARITY = Parity(
     title="qwen3_vl_embedding",
     cases=list(CASES.values()),

@@ -19,6 +19,8 @@ from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
 from tests.models.running import Given, batch_of, cosines, preprocessed, vectors, vision_rows
 from tests.references.qwen3 import Qwen3VLReference, full_stop
 
+pytestmark = pytest.mark.parity
+
 BAR = 0.99999
 BFLOAT16_BAR = 0.998
 

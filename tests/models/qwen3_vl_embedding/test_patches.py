@@ -19,6 +19,7 @@ def processor(path) -> Qwen3VLReference:
     return Qwen3VLReference(path)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("width", "height", "mode"),
     [
@@ -47,6 +48,7 @@ def test_patches_are_the_processors(
     assert torch.equal(frames[:, :, 0], frames[:, :, 1])
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("grid", [(1, 2, 2), (1, 4, 6), (1, 8, 2), (1, 2, 62)])
 def test_places_of_patches(model: Qwen3VLEmbedding, grid: tuple[int, int, int]) -> None:
     from transformers.vision_utils import get_vision_position_ids
@@ -72,6 +74,7 @@ def test_positions_of_the_published_example(model: Qwen3VLEmbedding) -> None:
     assert [tuple(column) for column in found.T.tolist()] == expected
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "sizes",
     [

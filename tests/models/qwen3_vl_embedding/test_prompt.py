@@ -39,6 +39,7 @@ def reference(path: Path) -> Qwen3VLReference:
     return Qwen3VLReference(path)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "parts",
     [

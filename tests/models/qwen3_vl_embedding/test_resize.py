@@ -39,6 +39,7 @@ def test_published_sizes(size: tuple[int, int]) -> None:
     assert trained[0] * trained[1] // 1024 == trained_rows
 
 
+@pytest.mark.parity
 @given(st.integers(17, 20_000), st.integers(17, 20_000))
 def test_the_rule_of_transformers(width: int, height: int) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

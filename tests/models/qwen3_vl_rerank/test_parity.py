@@ -25,6 +25,8 @@ from tests.models.qwen3_vl_rerank.cases import CASES
 from tests.models.running import Pair, batch_of, content_of, preprocessed, prompt, vectors
 from tests.references.qwen3 import Qwen3VLRerankReference
 
+pytestmark = pytest.mark.parity
+
 # Of logits up to 17: processors whose products add in another order differ by 1.5e-4.
 BARS = {"float32": 5e-4, "bfloat16": 0.6}
 LAYOUTS: dict[str, Qwen3VLRerankSpec] = {

@@ -31,9 +31,10 @@ from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.references.splade import SpladeReference
 
-pytestmark = pytest.mark.skipif(
-    find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"
-)
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"),
+]
 
 BAR = 1e-5
 TEXTS = [

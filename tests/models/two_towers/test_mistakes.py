@@ -18,6 +18,8 @@ from tests.models.two_towers.cases import CASES
 from tests.models.two_towers.test_parity import BARS, Record, computed, reference
 from tests.references.towers import SiglipReference, TowersReference
 
+pytestmark = pytest.mark.parity
+
 SPECS: dict[str, TowersSpec] = {"clip": CLIP_TINY, "siglip": SIGLIP_TINY, "siglip2": SIGLIP2_TINY}
 
 

@@ -22,6 +22,8 @@ from tests.models.two_towers.cases import CASES, IMAGES
 from tests.references.families import reference_of
 from tests.references.towers import TowersReference
 
+pytestmark = pytest.mark.parity
+
 BARS = {"float32": 0.99999, "bfloat16": 0.998}
 CONFIGURATIONS: dict[str, TowersSpec] = {
     "clip": CLIP_TINY,

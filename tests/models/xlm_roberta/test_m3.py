@@ -89,6 +89,7 @@ def test_a_model_with_heads_declares_its_outputs(path: Path) -> None:
     assert [output.rows(7) for output in outputs.declared] == [1, 7, 7]
 
 
+@pytest.mark.parity
 def test_the_three_outputs_are_those_of_the_definition(
     path: Path, engine: TorchTextEngine, reference: M3Reference
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_three_outputs_are_those_of_the_definition(
         np.testing.assert_allclose(vectors.held().values, reference.vectors(given), atol=1e-5)
 
 
+@pytest.mark.parity
 def test_mistakes_are_seen(path: Path, engine: TorchTextEngine, reference: M3Reference) -> None:
     model = open_model(path)
     tokens = [ids(model, text) for text in TEXTS]

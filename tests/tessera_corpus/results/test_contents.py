@@ -24,7 +24,7 @@ from tests.imaging.test_file import png_of_size
 from tests.tessera_corpus.output.made import write_lance
 from tests.tessera_corpus.pdf_files import line, pdf
 
-pytestmark = pytest.mark.xdist_group("results")
+pytestmark = [pytest.mark.starts, pytest.mark.xdist_group("results")]
 
 
 @pytest.fixture(scope="module")

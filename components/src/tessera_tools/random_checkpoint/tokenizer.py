@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -51,22 +53,33 @@ def byte_level_bpe(
     """
     if size < 300:
         raise ValueError("the vocabulary has no room for the 256 bytes")
+    made = _sentences(seed) if sentences is None else tuple(sentences)
+    steps = None if normalizer is None else pickle.dumps(normalizer)
+    written: dict[str, Any] = json.loads(_trained(min(size, _TRAINED), split, made, whole_words, steps))
+    _fill_vocabulary(written["model"], size)
+    written["added_tokens"] = added_tokens({name: size + place for place, name in enumerate(control)})
+    return written
+
+
+@lru_cache(maxsize=32)
+def _trained(
+    size: int, split: str, sentences: tuple[str, ...], whole_words: bool, normalizer: bytes | None
+) -> str:
+    """The trained tokenizer as JSON, 50 ms, for all checkpoints of a process; the normalizer is pickled."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
     if normalizer is not None:
-        tokenizer.normalizer = normalizer
+        tokenizer.normalizer = pickle.loads(normalizer)
     by_words = pre_tokenizers.Split(Regex(split), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([by_words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(size, _TRAINED),
+        vocab_size=size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sentences or _sentences(random.Random(seed)), trainer)
-    written: dict[str, Any] = json.loads(tokenizer.to_str())
-    _fill_vocabulary(written["model"], size)
-    written["added_tokens"] = added_tokens({name: size + place for place, name in enumerate(control)})
+    tokenizer.train_from_iterator(sentences, trainer)
+    written: str = tokenizer.to_str()
     return written
 
 
@@ -119,8 +132,11 @@ def _fill_vocabulary(model: dict[str, Any], size: int) -> None:
         raise ValueError(f"only {len(vocabulary)} of {size} tokens could be made")
 
 
-def _sentences(source: random.Random) -> Iterator[str]:
+@lru_cache(maxsize=4)
+def _sentences(seed: int) -> tuple[str, ...]:
     """Sentences of common stems with endings, frequent words first, with some numbers among them."""
+    source = random.Random(seed)
+    made = []
     for _ in range(6000):
         words = []
         for _ in range(source.randint(4, 14)):
@@ -129,4 +145,5 @@ def _sentences(source: random.Random) -> Iterator[str]:
             if source.random() < 0.05:
                 word = str(source.randint(0, 9999))
             words.append(word.capitalize() if source.random() < 0.1 else word)
-        yield " ".join(words) + source.choice(_MARKS)
+        made.append(" ".join(words) + source.choice(_MARKS))
+    return tuple(made)
