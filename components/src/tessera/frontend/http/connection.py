@@ -185,14 +185,16 @@ def max_connections() -> int:
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
-# A client that sends more than this at a time of what is not read waits for so long before the next: 25 MB/s.
+# Whoever sends more than this at a time that no request takes waits for its round before the next: chunks'
+# sizes and extensions, and a body that is answered already. The loop would read 8 MB of it at once, and 30
+# connections whose bodies were refused took 60 to 80 ms of its time in one turn.
 _SKIPPED_BYTES: Final = 64 << 10
-_SKIPPING_SECONDS: Final = 0.01
 # What a field of a head counts beside its name and its value, as in HTTP/2 (RFC 9113 6.5.2): 13,000 fields of
 # five bytes took the loop 30 ms, and need no key.
 _FIELD_BYTES: Final = 32
-# What is parsed at a time, and the parts of it (fields, requests, pieces of bodies) after which others have
-# their turn. 256 KiB that come together may be 43,000 chunks of a byte, which take the loop 0.4 s.
+# What is parsed at a time, but for the rest of a body of known length, and the parts of it (fields, requests,
+# pieces of bodies) after which others have their turn. 256 KiB that come together may be 43,000 chunks of a
+# byte, which take the loop 0.4 s.
 _PARSED_BYTES: Final = 4 << 10
 _MOST_PARTS: Final = 64
 # Connections beyond the limit that may wait until their clients have read why.
@@ -290,8 +292,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._rounds = rounds
         # What came and waits for its round.
         self._unparsed = b""
-        # Of what is being parsed.
-        self._parts = self._body_bytes = 0
+        # Of what is being parsed: its parts, and the bytes of a body that its request takes.
+        self._parts = self._taken_bytes = 0
+        # Of a body of known length, which is one part.
+        self._bytes_to_come = 0
         # Called when there is a connection more or less.
         self._changed = changed
         # Answers a request by its head, where it can without the application.
@@ -342,14 +346,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
         self.flow.held = False
-        at = self._parts = self._body_bytes = 0
+        at = self._parts = self._taken_bytes = 0
         while at < len(data) and self._parts <= _MOST_PARTS and not self.pipeline:
             self._parts = 0
-            self._parse(data[at : at + _PARSED_BYTES])
-            at += _PARSED_BYTES
-        framing = len(data) - self._body_bytes
-        # The loop would read 8 MB of extensions at once.
-        if at < len(data) or self._parts > _MOST_PARTS or framing > _SKIPPED_BYTES:
+            piece = data[at : at + max(_PARSED_BYTES, self._bytes_to_come)]
+            at += len(piece)
+            self._parse(piece)
+        skipped = len(data) - self._taken_bytes
+        if at < len(data) or self._parts > _MOST_PARTS or skipped > _SKIPPED_BYTES:
             self._unparsed = data[at:]
             self.flow.hold()
             self._parse_on_later()
@@ -361,11 +365,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _parse_on(self) -> None:
         if self.flow.held and not self.pipeline and not self.transport.is_closing():
             self.data_received(b"")
-            self._skip_more()
+            if not self.pipeline:
+                self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         if self._refused:
-            self._skip(data)
             return
         before = self._in_head
         self._coding_bytes += len(data)
@@ -451,6 +455,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
+        self._bytes_to_come = int(dict(self.headers).get(b"content-length", 0))
 
     def _refuse_connect(self) -> NoReturn:
         self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
@@ -459,24 +464,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._parts += 1
-        self._body_bytes += len(body)
         self._coding_bytes = 0
-        super().on_body(body)
-        if self.cycle.response_complete:
-            self._skip(body)
-
-    def _skip(self, data: bytes) -> None:
-        """Leave the others their time, where somebody goes on to send what nobody reads.
-
-        The loop would read 8 MB of it at once, and from 30 connections that takes 0.5 s.
-        """
-        if len(data) >= _SKIPPED_BYTES and not self.flow.read_paused:
-            self.flow.pause_reading()
-            self.loop.call_later(_SKIPPING_SECONDS, self._skip_more)
-
-    def _skip_more(self) -> None:
-        if not self.transport.is_closing() and not self.pipeline:
-            self.flow.resume_reading()
+        self._bytes_to_come -= len(body)
+        if not self.cycle.response_complete:
+            self._taken_bytes += len(body)
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
