@@ -647,7 +647,7 @@ async def test_extensions_of_chunks_leave_others_their_turns(long_heads: Running
 
 
 async def most_of_a_round(head: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the most bytes that a server has read in one round from 8 clients that it has answered already."""
+    """Return the most bytes that a server reads in one round from 8 clients that have their answers."""
     received = most = total = sent = 0
     receive = GuardedProtocol.data_received
 
