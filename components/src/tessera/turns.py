@@ -1,10 +1,10 @@
-"""Turns on a bounded number of slots: by client and by priority; threads that work in such turns."""
+"""Turns on slots, by client and by priority; threads that work in such turns; turns on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -140,6 +140,35 @@ class Turns:
                 heapq.heapify(turns)
                 self._behind[turn.client] = turns
         self._admit()
+
+
+class Rounds:
+    """Lets pieces of work go on in order, one in each round of the event loop.
+
+    What many have to do so keeps the others waiting no longer than what one has.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later round."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._go_on, loop)
+
+    async def turn(self) -> None:
+        """Wait for a later round."""
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        self.wait(loop, lambda: granted.done() or granted.set_result(None))
+        await granted
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        work = self._waiting.popleft()
+        if self._waiting:
+            loop.call_soon(self._go_on, loop)
+        work()
 
 
 class Threads:

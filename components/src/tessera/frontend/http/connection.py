@@ -12,7 +12,6 @@ import asyncio
 import re
 import resource
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
@@ -28,6 +27,7 @@ from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.errors import Failure, render_status
 from tessera.settings import KIB, POSITIVE, Setting
 from tessera.tasks import Departure
+from tessera.turns import Rounds
 
 # RFC 3986's host and port; none at all is allowed as well.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
@@ -199,28 +199,6 @@ _PARSED_BYTES: Final = 4 << 10
 _MOST_PARTS: Final = 64
 # Connections beyond the limit that may wait until their clients have read why.
 REFUSED_AT_ONCE: Final = 64
-
-
-class Rounds:
-    """Calls functions in order, one in each round of the event loop.
-
-    What comes on many connections so keeps the others waiting no longer than what comes on one.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later round."""
-        self._waiting.append(work)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._go_on, loop)
-
-    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        work = self._waiting.popleft()
-        if self._waiting:
-            loop.call_soon(self._go_on, loop)
-        work()
 
 
 class HeldFlow(FlowControl):

@@ -20,11 +20,11 @@ from tessera.frontend.http.connection import (
     Answer,
     ConnectionLimits,
     GuardedProtocol,
-    Rounds,
     max_connections,
     raise_descriptor_limit,
 )
 from tessera.frontend.http.tls import Certificate, shake_hands
+from tessera.turns import Rounds
 
 log = logging.getLogger(__name__)
 
