@@ -187,14 +187,13 @@ def max_connections() -> int:
 _LAST_LOOK_SECONDS: Final = 0.05
 # Whoever sends more than this at a time that no request takes waits for its round before the next: chunks'
 # sizes and extensions, and a body that is answered already. The loop would read 8 MB of it at once, and 30
-# connections whose bodies were refused took 60 to 80 ms of its time in one turn.
+# connections whose bodies were refused took 76 to 87 ms of its time in one turn.
 _SKIPPED_BYTES: Final = 64 << 10
 # What a field of a head counts beside its name and its value, as in HTTP/2 (RFC 9113 6.5.2): 13,000 fields of
 # five bytes took the loop 30 ms, and need no key.
 _FIELD_BYTES: Final = 32
-# What is parsed at a time, but for the rest of a body of known length, and the parts of it (fields, requests,
-# pieces of bodies) after which others have their turn. 256 KiB that come together may be 43,000 chunks of a
-# byte, which take the loop 0.4 s.
+# What is parsed at a time, and the parts of it (fields, requests, pieces of bodies) after which others have
+# their turn. 256 KiB that come together may be 43,000 chunks of a byte, which take the loop 0.4 s.
 _PARSED_BYTES: Final = 4 << 10
 _MOST_PARTS: Final = 64
 # Connections beyond the limit that may wait until their clients have read why.
@@ -272,8 +271,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed = b""
         # Of what is being parsed: its parts, and the bytes of a body that its request takes.
         self._parts = self._taken_bytes = 0
-        # Of a body of known length, which is one part.
-        self._bytes_to_come = 0
         # Called when there is a connection more or less.
         self._changed = changed
         # Answers a request by its head, where it can without the application.
@@ -327,9 +324,8 @@ class GuardedProtocol(HttpToolsProtocol):
         at = self._parts = self._taken_bytes = 0
         while at < len(data) and self._parts <= _MOST_PARTS and not self.pipeline:
             self._parts = 0
-            piece = data[at : at + max(_PARSED_BYTES, self._bytes_to_come)]
-            at += len(piece)
-            self._parse(piece)
+            self._parse(data[at : at + _PARSED_BYTES])
+            at += _PARSED_BYTES
         skipped = len(data) - self._taken_bytes
         if at < len(data) or self._parts > _MOST_PARTS or skipped > _SKIPPED_BYTES:
             self._unparsed = data[at:]
@@ -343,7 +339,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _parse_on(self) -> None:
         if self.flow.held and not self.pipeline and not self.transport.is_closing():
             self.data_received(b"")
-            if not self.pipeline:
+            if not self.pipeline and not self.transport.is_closing():
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
@@ -433,7 +429,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
-        self._bytes_to_come = int(dict(self.headers).get(b"content-length", 0))
 
     def _refuse_connect(self) -> NoReturn:
         self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
@@ -443,7 +438,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._parts += 1
         self._coding_bytes = 0
-        self._bytes_to_come -= len(body)
         if not self.cycle.response_complete:
             self._taken_bytes += len(body)
             super().on_body(body)
