@@ -161,7 +161,12 @@ class Rounds:
         """Wait for a later round."""
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
-        self.wait(loop, lambda: granted.done() or granted.set_result(None))
+
+        def grant() -> None:
+            if not granted.done():
+                granted.set_result(None)
+
+        self.wait(loop, grant)
         await granted
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
