@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from itertools import pairwise
 
 import pytest
 
-from tessera.turns import Threads, Turns
+from tessera.turns import Rounds, Threads, Turns
 
 
 class Holder:
@@ -231,3 +232,21 @@ async def test_what_work_raises_is_nobodys_whose_caller_has_gone() -> None:
     await settle()
     assert reported == []
     threads.close()
+
+
+async def test_rounds_go_to_one_after_the_other_and_past_those_who_left() -> None:
+    rounds, went = Rounds(), []
+
+    async def go(name: str) -> None:
+        await rounds.turn()
+        went.append(name)
+
+    tasks = [asyncio.create_task(go(name)) for name in "abcd"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    seen = []
+    while not all(task.done() for task in tasks):
+        seen.append(len(went))
+        await asyncio.sleep(0)
+    assert went == ["a", "c", "d"]
+    assert all(after - before <= 1 for before, after in pairwise(seen))

@@ -16,6 +16,7 @@ import httpx
 
 from tests.e2e.service import MODEL, free_ports
 from tests.forks.popen import Forked
+from tests.frontend.watched import note
 from tests.waiting import wait_until
 
 MOST_TURN_MS = 100.0
@@ -51,12 +52,15 @@ class Alone:
 
     @property
     def longest_turn_ms(self) -> float:
-        """The most processor time that a turn of its event loop has taken since it began to be watched."""
+        """The longest that its event loop has stood in a turn since it began to be watched.
+
+        Also for another thread that kept the interpreter; not for other processes.
+        """
         return float(_turns(self.log.parent).read_text())
 
     def watch_turns(self) -> None:
-        """Begin to look at them, where that is wanted."""
-        _turns(self.log.parent).write_text("0")
+        """Begin to look at them, or anew, where that is wanted."""
+        note(_turns(self.log.parent), 0.0)
 
 
 def _turns(folder: Path) -> Path:

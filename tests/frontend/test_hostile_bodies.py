@@ -95,6 +95,25 @@ def test_token_ids_at_their_limits_are_read(alone: Alone) -> None:
     assert answer.status_code == 400 and "600000 values outside long lists of numbers" in answer.text
 
 
+IDS = b"[%s]" % b",".join([b"[%s]" % b",".join([b"2025"] * 512)] * 8192)
+NUMBERS = b'{"inputs": [{"name": "x", "datatype": "%s", "shape": [4194304], "data": [%s]}]}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", b'{"inputs": %s}' % IDS),
+        ("/pooling", b'{"input": %s}' % IDS),
+        ("/v2/models/router/infer", NUMBERS % (b"INT64", b",".join([b"2025"] * (4 << 20)))),
+        ("/v2/models/router/infer", NUMBERS % (b"FP32", b",".join([b"0.25"] * (4 << 20)))),
+    ],
+    ids=["TEI", "vLLM", "integers", "floats"],
+)
+def test_what_is_as_large_as_may_be_keeps_nobody_waiting(alone: Alone, path: str, body: bytes) -> None:
+    """Whatever becomes of it: there are no workers, and the model takes no numbers."""
+    assert posted(alone, body, path).status_code in (400, 503)
+
+
 def test_tokens_are_written_beside_the_event_loop(alone: Alone) -> None:
     """As many as a body may have, and as many as texts of a megabyte have in TEI's form."""
     ids = b"[%s]" % b",".join([b"2025"] * 512)

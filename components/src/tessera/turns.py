@@ -1,10 +1,10 @@
-"""Turns on a bounded number of slots: by client and by priority; threads that work in such turns."""
+"""Turns on slots, by client and by priority; threads that work in such turns; turns on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -140,6 +140,47 @@ class Turns:
                 heapq.heapify(turns)
                 self._behind[turn.client] = turns
         self._admit()
+
+
+class Rounds:
+    """Lets pieces of work go on in order, one in each round of the event loop, or in so many ``seconds``.
+
+    What many have to do so keeps the others waiting no longer than what one has.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later round."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._go_on_later(loop)
+
+    async def turn(self) -> None:
+        """Wait for a later round."""
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+
+        def grant() -> None:
+            if not granted.done():
+                granted.set_result(None)
+
+        self.wait(loop, grant)
+        await granted
+
+    def _go_on_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._seconds:
+            loop.call_later(self._seconds, self._go_on, loop)
+        else:
+            loop.call_soon(self._go_on, loop)
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        work = self._waiting.popleft()
+        if self._waiting:
+            self._go_on_later(loop)
+        work()
 
 
 class Threads:

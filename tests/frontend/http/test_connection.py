@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import uvloop
@@ -21,7 +21,7 @@ from starlette.types import Scope
 from tessera.errors import RequestError
 from tessera.frontend.http import connection
 from tessera.frontend.http import server as http_server
-from tessera.frontend.http.connection import Answer, ConnectionLimits
+from tessera.frontend.http.connection import Answer, ConnectionLimits, GuardedProtocol
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.http.tls import Certificate
@@ -645,6 +645,45 @@ async def test_extensions_of_chunks_leave_others_their_turns(long_heads: Running
     assert (await reading).endswith(b"%d" % count)
     assert rounds > count // 8
     writer.close()
+
+
+async def most_of_a_round(head: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the most bytes that a server reads in one round from 8 clients that have their answers."""
+    received = most = total = sent = 0
+    receive = GuardedProtocol.data_received
+
+    def counted(protocol: GuardedProtocol, data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+        receive(protocol, data)
+
+    # Before there are connections, which keep what they call.
+    monkeypatch.setattr(GuardedProtocol, "data_received", counted)
+    async with served(ConnectionLimits()) as running:
+        running.full = True
+        connections = [await running.connect() for _ in range(8)]
+        for reader, writer in connections:
+            writer.write(head)
+            assert (await reader.readuntil(b"\r\n\r\n")).split()[1] in (b"400", b"429")
+        for _, writer in connections:
+            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as client:
+                client.setblocking(False)
+                with suppress(BlockingIOError):
+                    while True:
+                        sent += client.send(bytes(1 << 20))
+        while total < sent:
+            received = 0
+            await asyncio.sleep(0)
+            total, most = total + received, max(most, received)
+        for _, writer in connections:
+            writer.close()
+    return most
+
+
+@pytest.mark.parametrize("head", [echo(64 << 20), b"no head\r\n\r\n"], ids=["refused", "no HTTP"])
+def test_what_nobody_reads_leaves_others_their_turns(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of each connection, then of one in each round: the loop would read 8 MB of each at once."""
+    assert 0 < uvloop.run(most_of_a_round(head, monkeypatch)) <= 8 * 256_000
 
 
 async def test_an_answer_is_being_sent_until_it_is_read(running: Running) -> None:

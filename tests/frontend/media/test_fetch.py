@@ -10,7 +10,7 @@ import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
-from tessera.frontend.media.fetch import Fetcher, SystemResolver, bound_look_ups
+from tessera.frontend.media.fetch import BoundedStream, Fetcher, SystemResolver, bound_look_ups
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 from tests.waiting import until
@@ -519,6 +519,43 @@ async def test_what_is_no_body_is_bounded(handler: Handler) -> None:
     async with asyncio.timeout(60):
         message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(timeout=100), seconds=100)
     assert "valid HTTP" in message
+
+
+async def test_of_one_host_framing_is_read_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = most = total = 0
+    read = BoundedStream.read
+
+    async def counted(stream: BoundedStream, max_bytes: int, timeout: float | None = None) -> bytes:
+        nonlocal reads
+        data = await read(stream, max_bytes, timeout)
+        reads += 1
+        return data
+
+    async def look() -> None:
+        nonlocal reads, most, total
+        while True:
+            await asyncio.sleep(0)
+            total, most, reads = total + reads, max(most, reads), 0
+
+    monkeypatch.setattr(BoundedStream, "read", counted)
+    async with server(endless_interim) as port:
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+        looking = asyncio.create_task(look())
+        calls = [
+            fetcher.get(
+                f"http://127.0.0.1:{port}/",
+                param="input",
+                deadline=Deadline.after(60),
+                budget=MediaBudget(1 << 30),
+            )
+            for _ in range(8)
+        ]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        looking.cancel()
+        await fetcher.close()
+    assert {type(error) for error in found} == {MediaFetchError}
+    # Each has eight, of 4 KiB.
+    assert total >= 8 * 8 and most <= 2
 
 
 async def test_a_body_in_pieces_of_a_byte_arrives_and_leaves_others_their_turns() -> None:

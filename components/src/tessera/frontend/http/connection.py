@@ -12,7 +12,6 @@ import asyncio
 import re
 import resource
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
@@ -28,6 +27,7 @@ from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.errors import Failure, render_status
 from tessera.settings import KIB, POSITIVE, Setting
 from tessera.tasks import Departure
+from tessera.turns import Rounds
 
 # RFC 3986's host and port; none at all is allowed as well.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
@@ -200,35 +200,6 @@ _MOST_PARTS: Final = 64
 REFUSED_AT_ONCE: Final = 64
 
 
-class Rounds:
-    """Calls functions in order, one in each round of the event loop, or in so many ``seconds``.
-
-    What comes on many connections so keeps the others waiting no longer than what comes on one.
-    """
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds = seconds
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later round."""
-        self._waiting.append(work)
-        if len(self._waiting) == 1:
-            self._go_on_later(loop)
-
-    def _go_on_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._seconds:
-            loop.call_later(self._seconds, self._go_on, loop)
-        else:
-            loop.call_soon(self._go_on, loop)
-
-    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        work = self._waiting.popleft()
-        if self._waiting:
-            self._go_on_later(loop)
-        work()
-
-
 class HeldFlow(FlowControl):
     """Reads nothing more while it is ``held``, whoever would go on."""
 
@@ -302,7 +273,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._skipped_bytes = 0
         # What came and waits for its round.
         self._unparsed = b""
-        # Of what is being parsed.
+        # Of what is being parsed: its parts, and the bytes of a body that its request takes.
         self._parts = self._body_bytes = 0
         # Called when there is a connection more or less.
         self._changed = changed

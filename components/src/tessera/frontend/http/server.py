@@ -21,12 +21,12 @@ from tessera.frontend.http.connection import (
     Answer,
     ConnectionLimits,
     GuardedProtocol,
-    Rounds,
     max_connections,
     raise_descriptor_limit,
 )
 from tessera.frontend.http.tls import Certificate, shake_hands
 from tessera.terminal import place_of
+from tessera.turns import Rounds
 
 log = logging.getLogger(__name__)
 
