@@ -52,7 +52,7 @@ def chosen(worker: WorkerSettings, model: Model) -> tuple[int, ...]:
     return {Mode.AGG: found + text, Mode.ENCODE: found, Mode.EMBED: text}[worker.mode]
 
 
-NEMOTRON, QWEN = (28, 1792, 10), (28_800, 1_843_200, 10)
+NEMOTRON, QWEN = (28, 1792, 6), (28_800, 1_843_200, 6)
 TEXT = (16_384, 524_288)
 
 

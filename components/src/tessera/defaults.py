@@ -19,17 +19,12 @@ ENGINE_CONFIGS: Final = Path(__file__).parent / "engine_configs"
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
-# Six frontends of 16 cores. Texts of 128 tokens, 512 at once, keep 6.1 cores busy in the frontends and 2.3
-# in the worker (596/s with one frontend, 2,150/s with six), new pages 0.6 and 5.1: no traffic wants both at
-# once.
-_FRONTENDS_OF_CORES: Final = (3, 8)
+# Six frontends and six decoders of 16 cores. Texts of 128 tokens, 512 at once, keep 6.1 cores busy in the
+# frontends and 2.3 in the worker (596/s with one frontend, 2,150/s with six), new pages 0.6 and 5.1: no
+# traffic wants both at once.
+_OF_CORES: Final = (3, 8)
 # More than a card can feed.
-_MOST_FRONTENDS_ON_A_CARD: Final = 8
-# Ten decoders. Of the 9.9 ms of processor time that a small picture takes for CLIP, 6.1 are theirs, and each
-# waits another 1.6 for its worker: six ended at 780 pictures a second with 7.7 cores busy.
-_DECODERS_OF_CORES: Final = (5, 8)
-# More than the interpreter of one worker feeds, which has 1.8 ms of a picture.
-_MOST_DECODERS_ON_A_CARD: Final = 12
+_MOST_ON_A_CARD: Final = 8
 # Where engines run on processors they want the cores themselves.
 _CORES_BESIDE_ENGINES: Final = 8
 _LEAST_DECODERS: Final = 2
@@ -78,9 +73,7 @@ def frontends(*, cores: int, nbytes: int, cards: int, workers: int) -> int:
         # Nothing else runs here.
         by_cores = cores // 2
     elif cards:
-        by_cores = min(
-            cores * _FRONTENDS_OF_CORES[0] // _FRONTENDS_OF_CORES[1], _MOST_FRONTENDS_ON_A_CARD * cards
-        )
+        by_cores = min(cores * _OF_CORES[0] // _OF_CORES[1], _MOST_ON_A_CARD * cards)
     else:
         by_cores = cores // _CORES_BESIDE_ENGINES
     return max(1, min(by_cores, nbytes // _OF_MEMORY_FOR_PROCESSES // _FRONTEND_BYTES))
@@ -106,11 +99,11 @@ class Share:
     def decoders(self) -> int:
         """Images that are decoded at a time."""
         if self.on_card:
-            by_cores = self.cores * _DECODERS_OF_CORES[0] // _DECODERS_OF_CORES[1] // self.beside
+            by_cores = self.cores * _OF_CORES[0] // _OF_CORES[1] // self.beside
         else:
             by_cores = self.cores // _CORES_BESIDE_ENGINES // self.beside
         by_memory = self.nbytes // _OF_MEMORY_FOR_PROCESSES // _DECODER_BYTES // self.beside
-        return max(_LEAST_DECODERS, min(by_cores, by_memory, _MOST_DECODERS_ON_A_CARD))
+        return max(_LEAST_DECODERS, min(by_cores, by_memory, _MOST_ON_A_CARD))
 
     def threads(self, usual: int) -> int:
         """CPU threads of a batch; ``usual`` are torch's own choice, which knows no quota and no neighbours.
