@@ -405,21 +405,20 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
     assert frontend.router.loads[instance] == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"outputs": ()},
-        {"outputs": (rows_of(bytes(4), bytes(4)),)},
-        {"outputs": (rows_of(bytes(4 * WIDTH), b""),)},
-        {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4), 2 * WIDTH),)},
-        {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4)),) * 2},
-        {"counts": (2,)},
-        {"counts": ()},
-        {"cached_tokens": ()},
-        {"failures": {5: wire.Failure(code="x", message="y")}},
-    ],
-    ids=str,
-)
+WRONG: dict[str, dict[str, object]] = {
+    "no output": {"outputs": ()},
+    "one row of two": {"outputs": (rows_of(bytes(4), bytes(4)),)},
+    "no norms": {"outputs": (rows_of(bytes(4 * WIDTH), b""),)},
+    "another width": {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4), 2 * WIDTH),)},
+    "an output too many": {"outputs": (rows_of(bytes(4 * WIDTH), bytes(4)),) * 2},
+    "a count too large": {"counts": (2,)},
+    "no counts": {"counts": ()},
+    "no cached tokens": {"cached_tokens": ()},
+    "a failure of no input": {"failures": {5: wire.Failure(code="x", message="y")}},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG.values(), ids=WRONG)
 async def test_a_reply_of_another_shape_is_refused(frontend: Frontend, changes: dict[str, object]) -> None:
     async def wrong(request: wire.EmbedRequest) -> wire.Reply:
         reply = answer(request)
