@@ -54,6 +54,7 @@ _QWEN_PAIR_TEMPLATE: Final = (
 _LLAMA_CODE: Final = "configuration_llama_nemotron_vl"
 _CONTEXT: Final = 10_240
 _TEMPLATE_FILE: Final = "chat.jinja"
+_PIXELS: Final = {"shortest_edge": 4096, "longest_edge": 1_843_200}
 _COMMON: Final = {
     "patch_size": 16,
     "temporal_patch_size": 2,
@@ -174,7 +175,8 @@ def _colembed(source: Path, target: Path) -> str:
     config.pop("tessera_checkpoint", None)
     config["text_config"]["is_causal"] = False
     template = _read(source / "tokenizer_config.json")["chat_template"]
-    return _write_qwen(source, target, config | {"is_causal": False}, template, (3_136, 1_003_520))
+    size = _read(source / "preprocessor_config.json")["size"]
+    return _write_qwen(source, target, config | {"is_causal": False}, template, size)
 
 
 def _write_qwen(
@@ -182,9 +184,9 @@ def _write_qwen(
     target: Path,
     config: Mapping[str, object],
     template: str,
-    pixels: tuple[int, int] = (4_096, 1_843_200),
+    size: Mapping[str, int] = _PIXELS,
 ) -> str:
-    """The processor resizes as the reference does, to so many ``pixels``."""
+    """The processor resizes as the reference does, to areas of this ``size``."""
 
     def write(name: str, values: Mapping[str, object]) -> None:
         _write(target / name, values)
@@ -213,10 +215,9 @@ def _write_qwen(
             "vision_end_token": "<|vision_end|>",
         },
     )
-    image = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
     write(
         "preprocessor_config.json",
-        {**_COMMON, "image_processor_type": "Qwen2VLImageProcessorFast", "size": image},
+        {**_COMMON, "image_processor_type": "Qwen2VLImageProcessorFast", "size": size},
     )
     video = {"shortest_edge": 4096, "longest_edge": 25_165_824}
     write(

@@ -14,7 +14,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, EncoderSpec
 from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
-from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import COLEMBED_TINY, VL_RERANK_TINY, VL_TINY
 from tessera_tools.random_checkpoint.towers import CLIP_TINY
 
 pytestmark = pytest.mark.parity
@@ -25,9 +25,10 @@ pytestmark = pytest.mark.parity
     ("spec", "mark", "before", "pad", "after"),
     [
         (VL_TINY, "<|image_pad|>", "", "<|image_pad|>", ""),
+        (COLEMBED_TINY, "<|image_pad|>", "", "<|image_pad|>", ""),
         (TINY, "<image>", "<img>", "<IMG_CONTEXT>", "</img>"),
     ],
-    ids=["qwen", "llama"],
+    ids=["qwen", "colembed", "llama"],
 )
 def test_conversations_become_the_same_tokens(
     tmp_path: Path, spec: object, mark: str, before: str, pad: str, after: str
@@ -45,7 +46,9 @@ def test_conversations_become_the_same_tokens(
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
         ]
-        theirs = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        theirs = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
         theirs = theirs.replace(mark, before + pad * plan.rows + after)
         ids = tokenizer(theirs, add_special_tokens=False).input_ids
         content = Content(parts=tuple(parts))
