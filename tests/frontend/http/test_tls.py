@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tessera.errors import ConfigError
 from tessera.frontend.http import connection, tls
+from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate, TlsSettings
 from tests.authority import Authority, needs_openssl
 from tests.frontend.http.test_connection import LARGE, LIMITS, Running, served
@@ -48,18 +49,20 @@ async def connect(
 
 
 async def test_clients_are_answered_by_tls_with_the_whole_chain(
-    running: Running, authority: Authority
+    signed: tuple[Path, Path], authority: Authority
 ) -> None:
-    async with httpx.AsyncClient(
-        base_url=f"https://localhost:{running.port}", verify=authority.client
-    ) as http:
-        assert (await http.get("/small")).text == "small"
-        assert len((await http.get("/large")).content) == LARGE
-        assert (await http.post("/echo", content=bytes(3_000_000))).text == "3000000"
-        assert (await http.get("/nowhere")).status_code == 404
-    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-        async with httpx.AsyncClient() as stranger:
-            await stranger.get(f"https://localhost:{running.port}/small")
+    # A busy client may take seconds to read 64 MiB.
+    async with served(ConnectionLimits(), Certificate(*signed)) as running:
+        await until(lambda: running.server.started)
+        url = f"https://localhost:{running.port}"
+        async with httpx.AsyncClient(base_url=url, verify=authority.client) as http:
+            assert (await http.get("/small")).text == "small"
+            assert len((await http.get("/large")).content) == LARGE
+            assert (await http.post("/echo", content=bytes(3_000_000))).text == "3000000"
+            assert (await http.get("/nowhere")).status_code == 404
+        async with httpx.AsyncClient(base_url=url) as stranger:
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await stranger.get("/small")
 
 
 async def test_no_handshake_is_lost_however_early_it_begins(running: Running, authority: Authority) -> None:

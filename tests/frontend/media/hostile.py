@@ -13,7 +13,12 @@ Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 
 class LoopbackPolicy(MediaPolicy):
-    """Allows 127.0.0.1, where the hostile server is, and nothing else that is private."""
+    """Allows 127.0.0.1, where the hostile server is, and nothing else that is private.
+
+    A busy machine may take longer than the usual 10 seconds.
+    """
+
+    timeout: float = 100.0
 
     def address_refusal(self, address: str) -> str | None:
         return None if address == "127.0.0.1" else refusal(address)

@@ -385,7 +385,7 @@ async def test_a_clients_slow_hosts_leave_fetches_to_others() -> None:
         writer.write(response(b"x", "connection: close"))
 
     async with server(handler) as port:
-        fetcher = Fetcher(LoopbackPolicy(timeout=100.0), resolver=Names())
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
 
         def get(path: str, client: str) -> asyncio.Task[bytes]:
             budget = MediaBudget(1 << 30, client)
@@ -517,7 +517,7 @@ async def long_trailer(head: str, writer: asyncio.StreamWriter) -> None:
 async def test_what_is_no_body_is_bounded(handler: Handler) -> None:
     # Not by the time: that of the policy is far off.
     async with asyncio.timeout(60):
-        message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(timeout=100), seconds=100)
+        message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(), seconds=100)
     assert "valid HTTP" in message
 
 

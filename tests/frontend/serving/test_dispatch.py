@@ -92,7 +92,7 @@ class Frontend:
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
     async def embed(
-        self, *items: wire.Item, timeout: float = 20.0, queries: tuple[bytes, ...] = ()
+        self, *items: wire.Item, timeout: float = 120.0, queries: tuple[bytes, ...] = ()
     ) -> Answer:
         try:
             call = Call(request_id="r", deadline=Deadline.after(timeout), queries=queries)
