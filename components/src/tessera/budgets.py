@@ -201,7 +201,7 @@ class FairQueue(Generic[W]):
             self._arrivals.popleft()
         if not self._arrivals:
             self._finish.clear()
-            self._now = self._stale = self._overtaken = 0
+            self._now = self._sequence = self._stale = self._overtaken = 0
             self._mixed = False
 
 
