@@ -215,6 +215,8 @@ def test_a_good_tokenizer_passes(tmp_path: Path, family: str, caplog: pytest.Log
 @pytest.mark.usefixtures("forks")
 def test_the_launcher_and_a_frontend_refuse_it(hostile: Path, tmp_path: Path) -> None:
     spoiled(hostile, normalizer=grows("a"))
+    # Qwen's class makes a normaliser of its own, and the file would be refused for that.
+    (hostile / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     says = f"{hostile}/tokenizer.json: this tokenizer ends the process (SIGABRT) over 28 equal characters"
     environment = os.environ | {"DYN_FILE_KV": str(tmp_path / "discovery")}
     for module in ("tessera.models", "tessera.frontend"):

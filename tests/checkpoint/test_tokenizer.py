@@ -6,13 +6,15 @@ import ast
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import normalizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from tessera.checkpoint import tokenizer as module
 from tessera.checkpoint.tokenizer import PlainTokenizer, WordCache
 from tessera.checkpoint.tokenizer_class import MADE_CLASSES, OTHER_CLASSES
+from tessera.errors import CheckpointError
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 
 LLAMA, QWEN = sorted(module._CUT_BEFORE_SPACES, key=len, reverse=True)
@@ -90,6 +92,40 @@ def test_other_tokenizers_are_asked_for_whole_texts(tokenizer: PlainTokenizer) -
         assert not WordCache.suits(values | change)
     values["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += r"|(?<= )x"
     assert not WordCache.suits(values)
+
+
+@pytest.mark.parametrize("kind", [True, False], ids=["named", "of 2020"])
+@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", None, "RobertaTokenizer"])
+def test_a_vocabulary_of_another_kind_than_the_class_has_is_read(
+    tmp_path: Path, name: str | None, kind: bool
+) -> None:
+    """As multilingual MiniLM is published: the class of BERT, or none, over XLM-RoBERTa's pieces."""
+    vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -4.0), ("▁river", -2.0)]
+    vocab += [(letter, -6.0) for letter in "abcdeiRrv"]
+    expected = Tokenizer(models.Unigram(vocab, 3, False))
+    expected.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    expected.pre_tokenizer = pre_tokenizers.Metaspace()
+    values = json.loads(expected.to_str())
+    if not kind:
+        del values["model"]["type"]
+    settings = {} if name is None else {"tokenizer_class": name}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", **settings}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    found = PlainTokenizer.read(tmp_path, vocab_size=len(vocab))
+    for text in ("river", "a  RIVER bed ", "été"):
+        assert found.ids(text).tolist() == expected.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("model", [None, [], "Unigram", {}, {"type": []}, {"type": "Unigram", "vocab": 3}])
+@pytest.mark.parametrize("normalizer", [None, {"type": "Sequence", "normalizers": 3}])
+def test_a_model_that_is_none_is_refused(tmp_path: Path, model: Any, normalizer: Any) -> None:
+    values = {"model": model, "normalizer": normalizer}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    for name in ("BertTokenizer", "XLMRobertaTokenizer"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+        with pytest.raises(CheckpointError, match="tokenizer"):
+            PlainTokenizer.read(tmp_path, vocab_size=10)
 
 
 def test_each_class_that_makes_its_parts_is_known() -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tessera.checkpoint.source import find
-from tessera.checkpoint.unread import checkpoint_instead, files_below
+from tessera.checkpoint.unread import checkpoint_instead, files_below, weights_instead
 from tessera.checkpoint.weights import weight_files
 from tessera.errors import CheckpointError
 from tessera.models import family_of
@@ -60,6 +60,21 @@ def test_a_folder_without_a_configuration_leads_to_the_one_that_has_it(tmp_path:
     for folder in (snapshot, snapshot / "1_Pooling"):
         (folder / "config.json").touch()
     with pytest.raises(CheckpointError, match=r"is no checkpoint: snapshots/abc in it has one; name that$"):
+        family_of(tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin.index.json"])
+def test_weights_without_a_configuration_are_half_a_download(tmp_path: Path, weights: str) -> None:
+    """Whatever other formats are beside them, and modules, whose configurations are no checkpoints'."""
+    for name in (weights, "1_Pooling/config.json", "onnx/model.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = f"is no checkpoint: {weights} is there without it; run the download again"
+    with pytest.raises(CheckpointError, match=f"{re.escape(said)}$"):
+        family_of(tmp_path)
+    assert weights_instead([weights, "training_args.bin"]) == ""
+    (tmp_path / weights).unlink()
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: onnx/model\.onnx is for ONNX"):
         family_of(tmp_path)
 
 

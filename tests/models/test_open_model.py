@@ -76,7 +76,7 @@ def test_a_token_that_no_embedding_is_for_is_named(tmp_path: Path, family: str) 
         ("{", "not valid JSON"),
         ("[]", "must hold a JSON object"),
         (json.dumps({"model_type": "t5"}), "'t5' is none of"),
-        (json.dumps({}), "None is none of"),
+        (json.dumps({}), "model_type is missing"),
         (
             json.dumps({"model_type": "llama_bidirec", "architectures": ["LlamaForCausalLM"]}),
             r"'llama_bidirec' is served with .*LlamaBidirectionalModel.*not \['LlamaForCausalLM'\]",

@@ -63,6 +63,18 @@ def case(name: str, refused: str = "", /, *changes: tuple[Any, ...]) -> Case:
 BERT: Final = (SETTINGS, "tokenizer_class", "BertTokenizer")
 CLIP: Final = (SETTINGS, "tokenizer_class", "CLIPTokenizer")
 PIECES: Final = (SETTINGS, "tokenizer_class", "XLMRobertaTokenizer")
+IN_SEQUENCE: Final = {
+    "type": "Sequence",
+    "normalizers": [
+        {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": False,
+        }
+    ],
+}
 METASPACE: Final = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 ANOTHER = "tokenizer_class is {!r}, which makes another {} than tokenizer.json has".format
 YARN: Final = {
@@ -80,12 +92,13 @@ CASES: Final[Mapping[str, tuple[Any, tuple[Case, ...]]]] = {
             case("as it is"),
             case("its class", "", BERT),
             case("causal", "", (CONFIG, "is_causal", True)),
-            case("another class", ANOTHER("RobertaTokenizer", "model"), (*BERT[:2], "RobertaTokenizer")),
             case("a class that is not compared", ANOTHER("T5Tokenizer", "parts"), (*BERT[:2], "T5Tokenizer")),
             case("any file", "", (*BERT[:2], "TokenizersBackend"), (TOKENIZER, "normalizer", None)),
             case(
                 "no normaliser", ANOTHER("BertTokenizer", "normalizer"), BERT, (TOKENIZER, "normalizer", None)
             ),
+            case("a sequence of one", "", BERT, (TOKENIZER, "normalizer", IN_SEQUENCE)),
+            case("a model without its kind", "", BERT, (TOKENIZER, "model", "type", ABSENT)),
             case(
                 "another cut",
                 ANOTHER("BertTokenizer", "pre_tokenizer"),

@@ -294,7 +294,8 @@ class GrpcServer:
         self, message: _InferMessage, context: Context, exchange: Exchange
     ) -> pb.ModelInferResponse:
         inference = self._inference
-        call = await inference.in_turn(partial(message.read, exchange.peer), exchange, len(message.raw))
+        read = partial(message.read, exchange.peer)
+        call = await inference.in_turn(read, exchange, len(message.raw), body=True)
         exchange.let_go()
         exchange.deadline = inference.deadline(context.time_remaining(), call)
         answer = await inference.infer(call, exchange)

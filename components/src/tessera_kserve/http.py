@@ -306,7 +306,7 @@ class Routes:
     ) -> tuple[Call, frozenset[str]]:
         body = await self._body(request, self._max_body_bytes)
         read = partial(read_call, body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
-        return await exchange.departure.during(self._inference.in_turn(read, exchange, len(body)))
+        return await exchange.departure.during(self._inference.in_turn(read, exchange, len(body), body=True))
 
     async def index(self, request: Request) -> Response:
         body = await self._body(request)

@@ -92,15 +92,20 @@ class Inference:
             left = min(left, asked / 1e6)
         return Deadline.after(left)
 
-    async def in_turn(self, work: Callable[[], T], exchange: Exchange, nbytes: int) -> T:
+    async def in_turn(
+        self, work: Callable[[], T], exchange: Exchange, nbytes: int, *, body: bool = False
+    ) -> T:
         """Return the result of ``work`` on so many bytes, in the turn of the exchange's key.
 
-        A thread does what would keep the event loop.
+        A thread does what would keep the event loop, and one alone what parses a large ``body``: answers do
+        not wait behind those.
         """
         service = self._service
         if nbytes <= _LARGE_BYTES:
             return await service.turns.run(work, exchange.client)
-        return await self.aside(work, exchange, service.bodies if nbytes > LARGE_BODY_BYTES else None)
+        if body and nbytes > LARGE_BODY_BYTES:
+            return await self.aside(work, exchange, service.bodies)
+        return await self.aside(work, exchange)
 
     async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
         """Return the result of ``work``, which a thread does in the turn of the exchange's key."""

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -25,6 +25,7 @@ from tessera.frontend.http.connection import Answer, ConnectionLimits, GuardedPr
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.http.tls import Certificate
+from tessera.turns import Rounds
 from tests.waiting import until
 
 LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)
@@ -592,6 +593,28 @@ async def test_chunks_of_a_byte_leave_others_their_turns(long_heads: Running) ->
     assert all(answer.endswith(b"%d" % count) for answer in await sending)
     # In each of them at most as many as 4 KiB hold are read of one connection.
     assert rounds > 3 * count // 700
+
+
+async def test_a_connection_waits_for_one_round_at_a_time(
+    long_heads: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an answer is ready while the rest of its body waits for its round."""
+    longest, count = 0, 40
+    wait = Rounds.wait
+
+    def counted(rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        nonlocal longest
+        wait(rounds, loop, work)
+        longest = max(longest, len(rounds._waiting))
+
+    monkeypatch.setattr(Rounds, "wait", counted)
+    reader, writer = await long_heads.connect()
+    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    body = b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n"
+    writer.write((head + b"\r\n" + body) * (count - 1) + head + b"Connection: close\r\n\r\n" + body)
+    assert [status for status, _ in await answers(reader)] == [404] * count
+    assert longest == 1
+    writer.close()
 
 
 @pytest.mark.parametrize("more", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])

@@ -6,12 +6,14 @@ import asyncio
 import gzip
 import os
 
+import httpcore2
 import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.fetch import BoundedStream, Fetcher, SystemResolver, bound_look_ups
 from tessera.tasks import Deadline
+from tessera.turns import Rounds
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 from tests.waiting import until
 
@@ -519,6 +521,27 @@ async def test_what_is_no_body_is_bounded(handler: Handler) -> None:
     async with asyncio.timeout(60):
         message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(), seconds=100)
     assert "valid HTTP" in message
+
+
+async def test_of_each_answer_the_head_is_read_in_small_pieces() -> None:
+    """Also on a connection whose last answer had a body, which is read in large ones."""
+    asked = []
+
+    class Sending(httpcore2.AsyncNetworkStream):
+        async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+            asked.append(max_bytes)
+            return b"x"
+
+        async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+            pass
+
+    stream = BoundedStream(Sending(), Rounds())
+    for _ in range(2):
+        await stream.write(b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(2):
+            await stream.read(1 << 16)
+            await stream.came()
+    assert asked == [4096, 1 << 16] * 2
 
 
 async def test_of_one_host_framing_is_read_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

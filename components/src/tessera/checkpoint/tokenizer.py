@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 from uuid import uuid4
@@ -142,7 +142,7 @@ class PlainTokenizer:
         stripped |= {"truncation": None, "padding": None}
         kept = _words(section.values, added) if words else []
         stripped["added_tokens"] = kept
-        if (section.values.get("model") or {}).get("type") == "Unigram":
+        if section.values["model"]["type"] == "Unigram":
             stripped["model"] = _without_control(section, added)
         changes = replaced(directory, section.values, token_name(directory, "unk_token", "[UNK]"))
         for part, changed in changes.items():
@@ -261,13 +261,24 @@ def _read(directory: Path) -> Section:
     """Return the values of ``tokenizer.json``, or those made of the files of a vocabulary."""
     path = directory / TOKENIZER_FILE
     if path.exists():
-        return Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
+        section = Section.read(path, most_bytes=MOST_TOKENIZER_BYTES)
+        model = section.section("model").values
+        return replace(section, values={**section.values, "model": {"type": _kind(model), **model}})
     made = read_vocabulary(directory)
     if made is None:
         raise CheckpointError(
             f"{path}: there is no such file; AutoTokenizer of transformers writes it with save_pretrained"
         )
     return made
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    """Return the kind of a model by its keys, as ``tokenizers`` does for files of 2020 without ``type``."""
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
 
 
 def _words(values: Mapping[str, Any], added: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:

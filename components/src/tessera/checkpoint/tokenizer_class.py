@@ -3,7 +3,9 @@
 Most classes of ``transformers`` 5 take little but the vocabulary from that file, and make the normaliser, the
 pre-tokeniser and the model's settings anew. Those of 4.57 took the file as it is. Where file and class agree,
 nothing follows. What 4.57 replaced, too, is replaced here, and any other difference is refused: which of the
-two a model was trained with, no file says.
+two a model was trained with, no file says. Except for a vocabulary of another kind than the class has: no
+text could have been read with the two together, and the file is taken as it is. So are XLM-RoBERTa's pieces
+of which multilingual MiniLM's files say that BERT's class reads them.
 """
 
 from __future__ import annotations
@@ -161,13 +163,16 @@ def tokenizer_class(directory: Path) -> str:
 def replaced(directory: Path, values: Mapping[str, Any], unknown: str) -> dict[str, dict[str, Any]]:
     """Return the values of parts of a ``tokenizer.json`` that the class of the tokenizer replaces.
 
-    ``values`` are the file's, and ``unknown`` is the token of what is in no vocabulary, as the checkpoint
-    names it. Raises ``CheckpointError`` naming the class for parts that the class would make otherwise.
+    A part that has a ``type`` is a whole one. ``values`` are the file's, with the model's ``type``, and
+    ``unknown`` is the token of what is in no vocabulary, as the checkpoint names it. Raises
+    ``CheckpointError`` naming the class for parts that the class would make otherwise.
     """
     settings = Section.read(directory / TOKENIZER_CONFIG_FILE, optional=True)
     name = tokenizer_class(directory)
     config = Section.read(directory / CONFIG_FILE, optional=True)
-    if config.string("model_type", "") in _AS_WRITTEN:
+    made = _MADE.get(name)
+    another_kind = made is not None and values["model"].get("type") not in made.model["type"]
+    if another_kind or config.string("model_type", "") in _AS_WRITTEN:
         return {}
     _check(name, values, settings, unknown)
     part, declared = "", {}
@@ -180,11 +185,16 @@ def replaced(directory: Path, values: Mapping[str, Any], unknown: str) -> dict[s
         }
     elif name == "RobertaTokenizer":
         part, declared = "pre_tokenizer", {"add_prefix_space": settings.flag("add_prefix_space", False)}
-    elif _MADE.get(name) is _PIECES and values["pre_tokenizer"]["type"] == "Metaspace":
+    elif made is _PIECES and values["pre_tokenizer"]["type"] == "Metaspace":
         # Two spaces, or one at the end, would be tokens.
         split = [_SPLIT_AT_SPACES, values["pre_tokenizer"]]
         return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": split}}
-    changed = {key: value for key, value in declared.items() if values[part].get(key) != value}
+    if not declared:
+        return {}
+    (given,) = _parts(values, part)
+    changed = {key: value for key, value in declared.items() if given.get(key) != value}
+    if changed and values[part]["type"] == "Sequence":
+        changed = {**given, **changed}
     return {part: changed} if changed else {}
 
 
@@ -196,7 +206,7 @@ def _check(name: str, values: Mapping[str, Any], settings: Section, unknown: str
         if name in OTHER_CLASSES and not (name == "LlamaTokenizer" and byte_level):
             raise _refusal(settings, name, "parts")
         return
-    model = values.get("model") or {}
+    model = values["model"]
     unknown_too = made.model is _WORD_PIECE and model.get("unk_token") != unknown
     if not _is(model, made.model) or unknown_too:
         raise _refusal(settings, name, "model")
@@ -233,8 +243,9 @@ def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
     if part.get("type") != "Sequence":
         yield part
         return
-    for inner in part.get("normalizers") or part.get("pretokenizers") or ():
-        yield from _flat(inner)
+    inner = part.get("normalizers") or part.get("pretokenizers")
+    for each in inner if isinstance(inner, list) else ():
+        yield from _flat(each)
 
 
 def _is(part: Mapping[str, Any], wanted: Wanted) -> bool:

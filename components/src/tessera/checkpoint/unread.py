@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from tessera.checkpoint.weight_names import INDEX_FILE, SINGLE_FILE
+from tessera.checkpoint.weight_names import INDEX_FILE, SINGLE_FILE, WEIGHTS, first_of
 
 # Whoever names the root of a disk need not wait for it.
 _MOST_FOLDERS: Final = 200
 _MOST_FILES: Final = 10_000
+
+# Of sentence-transformers' modules behind the first, whose configurations are no checkpoints'.
+_LATER_MODULE: Final = re.compile(r"(^|/)\d+_(?!Transformer)\w+/config\.json$")
 
 _MADE: Final = "serve the model that it was made from"
 # The first that a file matches says most.
@@ -47,8 +50,10 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def weights_instead(names: Iterable[str]) -> str:
-    """Return what is added to the complaint that no weights are among these files; empty without an idea."""
+    """Return what is said of files that are none of weights that are read; empty without an idea."""
     names = list(names)
+    if first_of(WEIGHTS, names.__contains__) is not None:
+        return ""
     for kind, said in _KINDS:
         for name in names:
             if kind.search(name):
@@ -59,9 +64,11 @@ def weights_instead(names: Iterable[str]) -> str:
 def checkpoint_instead(directory: str | os.PathLike[str]) -> str:
     """Return what is added to the complaint that a folder has no ``config.json``; empty without an idea."""
     names = files_below(directory)
+    if (weights := first_of(WEIGHTS, names.__contains__)) is not None:
+        return f": {weights} is there without it; run the download again"
     # The cache of a hub has its snapshots so, and a folder of several models.
     for name in sorted(names, key=lambda name: name.count("/")):
-        if os.path.basename(name) == "config.json":
+        if os.path.basename(name) == "config.json" and not _LATER_MODULE.search(name):
             return f": {os.path.dirname(name)} in it has one; name that"
     return weights_instead(names)
 

@@ -155,7 +155,11 @@ def _serving(directory: Path, options: Mapping[str, object]) -> Family:
     of_type = [family for family in known if model_type in family.model_types]
     if not of_type:
         served = sorted({name for family in known for name in family.model_types})
-        found = "has no model_type of" if model_type is None else f"model_type {model_type!r} is none of"
+        found = (
+            "model_type is missing; it may be one of"
+            if model_type is None
+            else f"model_type {model_type!r} is none of"
+        )
         raise CheckpointError(f"{config}: {found} {served}; tessera models lists what is served")
     named = parsed.get("architectures")
     serving = [family for family in of_type if _serves(family, named)]

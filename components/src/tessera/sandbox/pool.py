@@ -153,16 +153,14 @@ class Pool(Generic[A]):
             raise
 
     def call(self, task: bytes, file: int | bytes, read: Callable[[A, Memory], T], *, over: str) -> T:
-        """What ``read`` makes of the answer to a task with a file: in a descriptor, or, where it has at most
-        ``room``, its bytes.
+        """Return what ``read`` makes of the answer to a task with a file.
 
-
-        ``read`` raises ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory.
-        ``over`` names the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of
-        time, and ``Unavailable`` when no process can be had. A file that is not to blame for the loss of a
-        process goes to a new one. Whether a process is still there is not asked before: with every call of
-        the system a thread gives up the interpreter's lock, which a busy event loop then keeps for up to a
-        millisecond.
+        The file is in a descriptor, or is its bytes where it has at most ``room`` of them. ``read`` raises
+        ``ProcessLost`` for an answer that cannot be, and copies what it keeps of the memory. ``over`` names
+        the file in log lines. Raises ``ProcessLost`` when the process crashed or ran out of time, and
+        ``Unavailable`` when no process can be had. A file that is not to blame for the loss of a process goes
+        to a new one. Whether a process is still there is not asked before: with every call of the system a
+        thread gives up the interpreter's lock, which a busy event loop then keeps for up to a millisecond.
         """
         process = self._idle.get()
         try:

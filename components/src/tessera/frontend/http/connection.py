@@ -271,8 +271,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._rounds = rounds
         self._skips = skips
         self._skipped_bytes = 0
-        # What came and waits for its round.
+        # What came and waits for its round, and whether it does: a connection has one at a time.
         self._unparsed = b""
+        self._waits = False
         # Of what is being parsed: its parts, and the bytes of a body that its request takes.
         self._parts = self._body_bytes = 0
         # Called when there is a connection more or less.
@@ -357,10 +358,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._parse_on_later()
 
     def _parse_on_later(self) -> None:
-        if self.flow.held and not self.pipeline:
+        if self.flow.held and not self.pipeline and not self._waits:
+            self._waits = True
             self._rounds.wait(self.loop, self._parse_on)
 
     def _parse_on(self) -> None:
+        self._waits = False
         if self.flow.held and not self.pipeline and not self.transport.is_closing():
             self.data_received(b"")
             self._skip_more()

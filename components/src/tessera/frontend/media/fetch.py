@@ -125,8 +125,9 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        # A request, behind which the next answer begins.
+        # A request, behind which the next answer begins, with its head.
         self._left = _FRAMING_BYTES
+        self._in_body = False
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
