@@ -130,7 +130,10 @@ def test_a_list_and_a_number_have_bounds_too(tmp_path: Path) -> None:
 
 def spoiled(checkpoint: Path, **parts: Any) -> Path:
     # The class that takes the file as it is: others would make these parts anew.
-    changes = {"tokenizer.json": parts, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
+    changes = {
+        "tokenizer.json": parts,
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+    }
     for name, values in changes.items():
         path = checkpoint / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))

