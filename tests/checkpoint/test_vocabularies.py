@@ -130,8 +130,14 @@ def checkpoint(folder: Path, family: str, tokenizer: Tokenizer, size: int) -> Pa
     """A random checkpoint of the family with that tokenizer; its weights are of another size."""
     write_checkpoint(["--out", str(folder), "--family", family])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    # A converted file is taken as it is by this class alone.
+    changes = {
+        "config.json": {"vocab_size": size},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+    }
+    for name, values in changes.items():
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return folder
 
 

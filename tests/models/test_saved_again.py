@@ -52,7 +52,9 @@ def test_an_index_may_list_a_head_that_no_file_has(
 def test_a_shard_that_is_needed_may_not_be_missing(written: WriteCheckpoint, tmp_path: Path) -> None:
     path = Path(shutil.copytree(written(SHARDED), tmp_path / "copy"))
     (path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"00002\.safetensors: not readable"):
+    with pytest.raises(
+        CheckpointError, match=r"00002\.safetensors, which is not there: 1 of 2 files are missing"
+    ):
         embedded(path)
 
 

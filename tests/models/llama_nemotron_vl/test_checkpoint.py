@@ -148,5 +148,7 @@ def test_an_index_that_is_wrong(make_checkpoint: MakeCheckpoint, tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"00002.safetensors: lacks tensor 'mlp1\.9\.bias'"):
         weight_files(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"00002\.safetensors: not readable"):
+    with pytest.raises(
+        CheckpointError, match=r"00002\.safetensors, which is not there: 1 of 2 files are missing"
+    ):
         weight_files(tmp_path)
