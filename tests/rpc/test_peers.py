@@ -121,16 +121,21 @@ async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make
     assert not await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_restarted_worker_is_found(deployment: Deployment, make_peers: MakePeers) -> None:
+async def test_a_restarted_worker_is_found_and_each_that_left_is_told(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
     client = await Client.connect(deployment.runtime(), deployment.address)
-    peers = make_peers(client)
+    joined: list[int] = []
+    left: list[int] = []
+    peers = make_peers(client, joined=lambda instance, _: joined.append(instance), left=left.append)
     assert not await peers.wait(0.1)
     for _ in range(2):
         process = await deployment.spawn("echo")
         assert await peers.wait(60)
         process.send_signal(signal.SIGTERM)
         await process.wait()
-        await until(lambda: not peers.ready)
+        await until(lambda: not peers.ready and left == joined)
+    assert len(set(joined)) == 2
 
 
 async def test_an_instance_that_cannot_be_joined_is_reported(

@@ -37,7 +37,8 @@ class Peers:
     aside at once (``suspect``) and comes back when it answers ``Describe`` again. Every instance is asked
     again each ``check_every`` seconds; one that does not answer is set aside too, and the calls that are
     inside it end, because a frozen process would hold them until their deadlines. ``joined`` is called
-    before an instance is given its first work. ``caller`` is the name that instances know a frontend by.
+    before an instance is given its first work, and ``left`` once it is not listed any more. ``caller`` is
+    the name that instances know a frontend by.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Peers:
         check: Check,
         *,
         joined: Callable[[int, wire.WorkerInfo], None] = lambda *_: None,
+        left: Callable[[int], None] = lambda _: None,
         check_every: float = 1.0,
         caller: str = "",
     ) -> None:
@@ -53,6 +55,9 @@ class Peers:
         self.call = client.call
         self._describe = wire.Describe(caller=caller)
         self._joined = joined
+        self._left = left
+        # Those that have joined and not yet left.
+        self._members: set[int] = set()
         self._check = check
         self._ready: dict[int, wire.WorkerInfo] = {}
         self.ready: Mapping[int, wire.WorkerInfo] = MappingProxyType(self._ready)
@@ -129,6 +134,9 @@ class Peers:
             self._forget(gone)
         for gone in self._asking.keys() - listed:
             self._asking[gone].cancel()
+        for gone in self._members - listed:
+            self._members.discard(gone)
+            self._left(gone)
         self._refused &= listed
         for instance in listed - self._ready.keys() - self._asking.keys() - self._refused:
             task = asyncio.create_task(self._ask(instance))
@@ -197,6 +205,7 @@ class Peers:
             if first:
                 log.error("%s: instance %x cannot be used yet: %s", self.client.address, instance, error)
             return False
+        self._members.add(instance)
         self._ready[instance] = info
         self._changed.set()
         return True

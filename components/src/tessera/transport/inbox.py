@@ -227,8 +227,9 @@ class Inbox:
             _log.warning("hand-off from %s by %s given up: %s", producer, kind, error)
 
     def _note_route(self, producer: str, kind: str) -> None:
-        peer = self._peers.setdefault(producer, _Peer())
-        if peer.route != kind:
+        peer = self._peers.get(producer)
+        # One that was let go of while its rows were copied does not come back.
+        if peer is not None and peer.route != kind:
             peer.route = kind
             peer.reported.discard(kind)
             _log.info("hand-off from %s goes by %s", producer, kind)

@@ -62,13 +62,12 @@ class RemoteVision:
         self._metrics = metrics
         self._wait_seconds = wait_seconds
         self._units = Loads()
-        self._connected: set[int] = set()
         self._roundings: list[str] = []
         self._budget = RetryBudget()
         self._calls = itertools.count(1)
         self._forgetting: set[asyncio.Task[None]] = set()
         # Reached before its first image comes: registering memory takes longer than an image does.
-        self._peers = Peers(client, check, joined=self._connect)
+        self._peers = Peers(client, check, joined=self._connect, left=self._let_go)
         self._hurrying = asyncio.create_task(self._hurry_at(stop))
 
     @property
@@ -108,8 +107,6 @@ class RemoteVision:
 
     async def _choose(self, tried: Collection[int], deadline: float) -> int:
         ready = self._peers.ready
-        if ready.keys() != self._connected:
-            self._let_go()
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
         if not ready and not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
@@ -191,15 +188,11 @@ class RemoteVision:
         return rows, msgspec.structs.replace(reply.timings, transfer_ms=elapsed * 1e3)
 
     def _connect(self, instance: int, info: wire.WorkerInfo) -> None:
-        self._let_go()
-        self._connected.add(instance)
         self._inbox.connect(f"{instance:x}", info.slabs)
 
-    def _let_go(self) -> None:
-        """Let go of the slabs of workers that are gone: restarted ones come back under new names."""
-        for gone in self._connected.difference(self._peers.client.instances(), self._peers.ready):
-            self._connected.discard(gone)
-            self._inbox.forget(f"{gone:x}")
+    def _let_go(self, instance: int) -> None:
+        """Let go of the slab of a worker that is gone: a restarted one comes back under a new name."""
+        self._inbox.forget(f"{instance:x}")
 
 
 def _give_up(error: Unavailable | HandOffError, image: wire.Image) -> NoReturn:
