@@ -15,13 +15,16 @@ from tessera.tasks import Deadline
 from tessera.turns import Threads
 from tessera_kserve.inference import Inference
 
-# Of the service and of a request what is asked for here.
-EXCHANGE: Any = SimpleNamespace(client="", deadline=Deadline.after(60.0))
+
+def exchange() -> Any:
+    """Of a request what is asked for here."""
+    return SimpleNamespace(client="", deadline=Deadline.after(60.0))
 
 
 @pytest.fixture
 async def inference() -> AsyncIterator[Inference]:
     made = object.__new__(Inference)
+    # What of the service is asked for here.
     service: Any = SimpleNamespace(turns=LoopTurns(), threads=Threads(2, "aside"), bodies=Threads(1, "body"))
     made._service = service
     yield made
@@ -42,7 +45,7 @@ async def inference() -> AsyncIterator[Inference]:
 async def test_large_bodies_alone_have_one_thread(
     inference: Inference, nbytes: int, body: bool, expected: str
 ) -> None:
-    found = await inference.in_turn(lambda: threading.current_thread().name, EXCHANGE, nbytes, body=body)
+    found = await inference.in_turn(lambda: threading.current_thread().name, exchange(), nbytes, body=body)
     assert found.startswith(expected)
 
 
@@ -51,10 +54,10 @@ async def test_an_answer_does_not_wait_for_a_body_that_is_parsed(inference: Infe
     large = LARGE_BODY_BYTES + 1
 
     async def parse() -> bool:
-        return await inference.in_turn(lambda: parsed.wait(60.0), EXCHANGE, large, body=True)
+        return await inference.in_turn(lambda: parsed.wait(60.0), exchange(), large, body=True)
 
     async def write() -> None:
-        await inference.in_turn(parsed.set, EXCHANGE, large)
+        await inference.in_turn(parsed.set, exchange(), large)
 
     was_written, _ = await asyncio.gather(parse(), write())
     assert was_written
