@@ -15,7 +15,7 @@ import pytest
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, PairModel, Prompt, Truncate
-from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY, TINY, Qwen3RerankSpec
+from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY, TINY, VL_RERANK_TINY, Qwen3RerankSpec
 from tests.models.bert.cases import WORDS
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import logits, prompts
@@ -193,12 +193,13 @@ def test_a_classifier_has_one_label(written: WriteCheckpoint, tmp_path: Path) ->
         open_model(path)
 
 
+@pytest.mark.parametrize("spec", [RERANK_TINY, VL_RERANK_TINY], ids=["texts", "images"])
 @pytest.mark.parametrize("layout", ["modules", "language model"])
 def test_logits_that_are_neither_stored_nor_tied_are_refused(
-    written: WriteCheckpoint, layout: Any, tmp_path: Path
+    written: WriteCheckpoint, spec: Any, layout: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model"
-    shutil.copytree(written(replace(RERANK_TINY, layout=layout)), path)
+    shutil.copytree(written(replace(spec, layout=layout)), path)
     config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -224,15 +222,3 @@ def test_a_checkpoint_is_what_its_files_or_the_option_say(written: WriteCheckpoi
     ]
     for path, options, family in families:
         assert open_model(path, options).family == family
-
-
-@pytest.mark.parametrize("layout", ["modules", "language model"])
-def test_logits_that_are_neither_stored_nor_tied_are_refused(
-    written: WriteCheckpoint, layout: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "model"
-    shutil.copytree(written(replace(VL_RERANK_TINY, layout=layout)), path)
-    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):
-        opened(path).load_text(dtype="float32", device="cpu")
