@@ -1,7 +1,7 @@
 """Fixtures that the tests of an ``xdist_group`` share, and that end with its last test.
 
-A session's fixture lives until its process has run everything. A service with nothing more to do takes 10 to 30 ms of a
-processor in each second, and four of them waited a quarter of an hour for the end of a whole run.
+A session's fixture lives until its process has run everything. A service with nothing more to do takes 10 to
+30 ms of a processor in each second, and four of them waited a quarter of an hour for the end of a whole run.
 """
 
 from __future__ import annotations

@@ -50,7 +50,17 @@ def test_it_ends_with_the_last_test_of_its_group(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(SHARED)
     for name, group in (("a", "corpus"), ("b", "corpus"), ("c", "several")):
         (tmp_path / f"test_{name}.py").write_text(TESTS.format(group=group))
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path), "-qqs", "--disable-warnings"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(tmp_path),
+        "-qqs",
+        "--disable-warnings",
+    ]
     command += ["-p", "no:cacheprovider", "-p", "tests.groups", "-p", "tests.tiers", str(tmp_path)]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -65,5 +75,10 @@ def test_it_ends_with_the_last_test_of_its_group(tmp_path: Path) -> None:
     begins = ["service begins", "client begins"]
     corpus, several = group("corpus", 2), group("several", 1)
     assert [line for line in found if line] == [
-        *begins, "weights begin", *corpus, *begins, *several, "weights end"
+        *begins,
+        "weights begin",
+        *corpus,
+        *begins,
+        *several,
+        "weights end",
     ]

@@ -1,4 +1,4 @@
-"""Each stage, the compiled ones in another process than their builder's, against the torch engine's modules."""
+"""Each stage, those that are compiled in another process than this, against the torch engine's modules."""
 
 from __future__ import annotations
 
