@@ -69,6 +69,7 @@ FIRST = (
     # Waits for the index, while the others compute.
     "wheel",
     "cancellation/test_suspensions.py",
+    "benchmarks/test_cost.py",
     "tessera_engines/test_onnx.py",
     "e2e/faults/test_reranking.py",
     "e2e/test_parity.py",
