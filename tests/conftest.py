@@ -25,7 +25,14 @@ from hypothesis import HealthCheck, settings
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 
-pytest_plugins = ["tests.tiers", "tests.references.fixture", "tests.forks.fixture", "tests.shared_service"]
+# The first of them is imported by the second.
+pytest_plugins = [
+    "tests.groups",
+    "tests.tiers",
+    "tests.references.fixture",
+    "tests.forks.fixture",
+    "tests.shared_service",
+]
 
 # A busy machine is no reason to fail.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.disaggregated import Disaggregated, disaggregated
+from tests.groups import group_fixture
 from tests.tracing.collector import Collector, collecting
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def traces() -> Iterator[Collector]:
     """Where the processes of ``service`` export their traces to."""
     with collecting() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def service(
     checkpoint: Path, traces: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Disaggregated]:

@@ -81,12 +81,11 @@ def _kept_errors(node: ast.AST) -> Iterator[str]:
         yield from _kept_errors(child)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(SOURCES.glob("tessera*/**/*.py")), ids=lambda path: str(path.relative_to(SOURCES))
-)
-def test_no_module_keeps_an_error(path: Path) -> None:
+def test_no_module_keeps_an_error() -> None:
     """An error that is raised again and again keeps the frames of every time, and the requests in them."""
-    assert list(_kept_errors(ast.parse(path.read_text()))) == []
+    paths = sorted(SOURCES.glob("tessera*/**/*.py"))
+    kept = {str(path.relative_to(SOURCES)): [*_kept_errors(ast.parse(path.read_text()))] for path in paths}
+    assert len(kept) > 500 and {name: errors for name, errors in kept.items() if errors} == {}
 
 
 def test_an_error_that_a_module_keeps_is_found() -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.groups import group_of
+
 TIERS = ("check", "test", "all")
 
 # The first tier that runs the marker's tests, and what the marker says of them.
@@ -67,6 +69,7 @@ FIRST = (
     # Waits for the index, while the others compute.
     "wheel",
     "cancellation/test_suspensions.py",
+    "benchmarks/test_cost.py",
     "tessera_engines/test_onnx.py",
     "e2e/faults/test_reranking.py",
     "e2e/test_parity.py",
@@ -142,10 +145,9 @@ def tier_of(item: pytest.Item) -> str:
 
 def _place(item: pytest.Item) -> tuple[int, bool]:
     """What to sort tests by: the place of the group, then the place in it."""
-    mark = item.get_closest_marker("xdist_group")
-    assert mark is not None
+    group = group_of(item)
     waits = item.get_closest_marker("installs") is not None
-    if mark.args[0] in FIRST:
-        return FIRST.index(mark.args[0]), waits
+    if group in FIRST:
+        return FIRST.index(group), waits
     serves = item.get_closest_marker("service") is not None
     return len(FIRST) + (2 if waits else 0 if serves else 1), waits

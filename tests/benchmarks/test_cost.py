@@ -46,7 +46,7 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_frontend_does_is_counted(tmp_path: Path, what: str) -> None:
-    words = ["--inputs", "text-32", "tile", f"--{what}", "10", "--out", str(tmp_path)]
+    words = ["--inputs", "text-32", "tile", f"--{what}", "10", "--counts", "1", "--out", str(tmp_path)]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600, stdout=subprocess.PIPE
     )

@@ -13,6 +13,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.service import MODEL, Service, launch
+from tests.groups import group_fixture
 
 KEY = "sk-clients-0123456789"
 
@@ -45,7 +46,7 @@ class ClosedService:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=60)
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedService]:
     folder = tmp_path_factory.mktemp("clients")
     media = folder / "media"
@@ -70,7 +71,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield ClosedService(running, media)
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedService]:
     """A service of a reranker of texts and images; the last of its names is one that NVIDIA would change."""
     folder = tmp_path_factory.mktemp("reranker")

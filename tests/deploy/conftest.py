@@ -17,6 +17,7 @@ from tests.deploy.docker_host import docker_host as started
 from tests.deploy.dockerfile import Dockerfile
 from tests.deploy.processes import run_script
 from tests.e2e.service import ROOT
+from tests.groups import group_fixture
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,7 @@ def dockerfile() -> Dockerfile:
     return Dockerfile(ROOT / "deploy/docker/Dockerfile")
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerHost]:
     with started(tmp_path_factory.mktemp("docker")) as host:
         yield host

@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.disaggregated import OTHER_NAME, Disaggregated
 from tests.e2e.service import MODEL, ROOT, free_ports
+from tests.groups import group_fixture
 from tests.waiting import wait_until
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_DYNAMO_SECONDS", "240"))
@@ -38,7 +39,7 @@ def dynamo_python() -> str:
     return ran.stdout.strip()
 
 
-@pytest.fixture(scope="session")
+@group_fixture
 def stock(
     service: Disaggregated, dynamo_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:

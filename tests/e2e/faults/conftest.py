@@ -13,6 +13,7 @@ from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tests.e2e.faults.traffic import Known, known_inputs
 from tests.e2e.service import Service, free_ports, launch
+from tests.groups import group_fixture
 from tests.references.llama_nemotron_vl import Reference
 
 FRONTENDS, ENCODE, EMBED = (0, 1), (0, 1), (2, 3)
@@ -56,7 +57,7 @@ def known(reference: Reference) -> list[Known]:
     return known_inputs(reference)
 
 
-@pytest.fixture(scope="package")
+@group_fixture
 def deployment(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployed(checkpoint, tmp_path_factory.mktemp("faults"), ENGINE % "auto") as running:
         yield running

@@ -1,4 +1,4 @@
-"""Every stage of the small checkpoint, and a text stage of two others, compiled by the command."""
+"""The stages of the small checkpoint, and a text stage of two others, built by the command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tessera_engines.cli import main
 from tessera_engines.kinds import ENGINE_CONFIGS
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
 from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tests.tessera_engines.aoti.exported import leave_uncompiled
 
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti.yaml"
-STAGES = ("vision", "lm", "post", "text", "fused", "embed")
+COMPILED = ("vision", "text", "lm")
+# Of the modules that those have. Each took 11 s of processor time to compile.
+PARTS = ("post", "fused", "embed")
 # What their text stages give instead of a vector, and what the command is told of them besides.
 OTHERS = {
     "score": (replace(RERANK, hidden=64, heads=2, kv_heads=1, head_dim=32), ()),
@@ -53,7 +57,7 @@ def other_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an engine directory for each stage, and for each of ``OTHERS``."""
+    """A directory with an engine directory for each of ``COMPILED``, and for each of ``OTHERS``."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ (Debian package g++)")
     out = tmp_path_factory.mktemp("engines")
@@ -61,7 +65,7 @@ def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempP
     static = tmp_path_factory.mktemp("compiler") / "g++"
     static.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
     static.chmod(0o755)
-    wanted = [(name, checkpoint, name, ()) for name in STAGES]
+    wanted = [(name, checkpoint, name, ()) for name in COMPILED]
     wanted += [(name, other_models / name, "text", words) for name, (_, words) in OTHERS.items()]
     config = ("--config", str(CONFIG))
     commands = [
@@ -82,4 +86,16 @@ def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempP
         check=True,
         timeout=3600,
     )
+    return out
+
+
+@pytest.fixture(scope="session")
+def parts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an engine directory for each of ``PARTS``, whose programs are left as exported."""
+    out = tmp_path_factory.mktemp("parts")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_uncompiled(patch)
+        for name in PARTS:
+            words = ["--model-path", str(checkpoint), "--config", str(CONFIG), "--stage", name]
+            main(["build", *words, "--out", str(out / name)])
     return out

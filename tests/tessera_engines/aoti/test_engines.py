@@ -276,7 +276,7 @@ def test_a_family_without_stages_says_so(tmp_path: Path) -> None:
 def test_inspect_names_what_is_called_beside_compiled_code(
     engines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["inspect", str(engines / "lm")])
+    main(["inspect", str(engines / "text")])
     found = json.loads(capsys.readouterr().out)
     called = found["engine"]["operators"]
     layers = called["cpu__scaled_dot_product_flash_attention_for_cpu"]
