@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -54,6 +56,11 @@ class Running:
         @app.get("/small")
         async def small() -> Response:
             return Response("small")
+
+        @app.get("/named")
+        async def named(request: Request) -> Response:
+            request.scope["state"]["exchange"] = SimpleNamespace(client=request.headers["client"])
+            return Response("named")
 
         @app.get("/slow")
         async def slow() -> Response:
@@ -602,10 +609,12 @@ async def test_a_connection_waits_for_one_round_at_a_time(
     longest, count = 0, 40
     wait = Rounds.wait
 
-    def counted(rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    def counted(
+        rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None], client: str
+    ) -> None:
         nonlocal longest
-        wait(rounds, loop, work)
-        longest = max(longest, len(rounds._waiting))
+        wait(rounds, loop, work, client)
+        longest = max(longest, sum(map(len, rounds._waiting.values())))
 
     monkeypatch.setattr(Rounds, "wait", counted)
     reader, writer = await long_heads.connect()
@@ -614,6 +623,62 @@ async def test_a_connection_waits_for_one_round_at_a_time(
     writer.write((head + b"\r\n" + body) * (count - 1) + head + b"Connection: close\r\n\r\n" + body)
     assert [status for status, _ in await answers(reader)] == [404] * count
     assert longest == 1
+    writer.close()
+
+
+async def test_of_requests_behind_each_other_one_begins_in_a_round(long_heads: Running) -> None:
+    """However many connections there are: one of each in a round kept another key's texts waiting for 0.8 s."""
+    connections, count = 30, 30
+
+    async def send() -> list[tuple[int, bytes]]:
+        reader, writer = await long_heads.connect()
+        last = SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        writer.write(SMALL * (count - 1) + last)
+        found = await answers(reader)
+        writer.close()
+        return found
+
+    sending = asyncio.gather(*(send() for _ in range(connections)))
+    rounds = await rounds_of(asyncio.ensure_future(sending))
+    assert await sending == [[(200, b"small")] * count] * connections
+    # The first of each connection begins as it comes.
+    assert rounds >= connections * (count - 1)
+
+
+async def test_requests_behind_each_other_begin_in_turns_of_keys(
+    long_heads: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, waited = 20, Counter[str]()
+    wait = Rounds.wait
+
+    def counted(
+        rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None], client: str
+    ) -> None:
+        waited[client] += 1
+        wait(rounds, loop, work, client)
+
+    monkeypatch.setattr(Rounds, "wait", counted)
+    for client in (b"alice", b"bob"):
+        reader, writer = await long_heads.connect()
+        head = b"GET /named HTTP/1.1\r\nHost: x\r\nClient: %s\r\n" % client
+        writer.write((head + b"\r\n") * (count - 1) + head + b"Connection: close\r\n\r\n")
+        assert await answers(reader) == [(200, b"named")] * count
+        writer.close()
+    # Those that came in one read at least, and what was not parsed in it.
+    assert waited["alice"] >= count - 1
+    assert waited["bob"] >= count - 1
+
+
+async def test_who_leaves_behind_many_requests_leaves_nothing(long_heads: Running) -> None:
+    _, writer = await long_heads.connect()
+    writer.write(SMALL * 3000)
+    connections = long_heads.server.server_state.connections
+    await until(lambda: any(one.pipeline for one in connections))  # type: ignore[union-attr]
+    writer.transport.abort()
+    await until(lambda: not connections and not long_heads.server.server_state.tasks)
+    reader, writer = await long_heads.connect()
+    writer.write(SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert await answers(reader) == [(200, b"small")]
     writer.close()
 
 

@@ -271,9 +271,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._rounds = rounds
         self._skips = skips
         self._skipped_bytes = 0
-        # What came and waits for its round, and whether it does: a connection has one at a time.
+        # What came and waits to be parsed.
         self._unparsed = b""
+        # Whether the connection waits for its round, to parse or to begin the next request: for one at a time.
         self._waits = False
+        # Of the last request that began: its key's turns are those of the connection.
+        self._state: dict[str, Any] = {}
         # Of what is being parsed: its parts, and the bytes of a body that its request takes.
         self._parts = self._body_bytes = 0
         # Called when there is a connection more or less.
@@ -335,6 +338,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.flow.hold()
                 self._parse_on_later()
             return
+        if self._waits and not self._refused:
+            # Behind what waits already.
+            self._unparsed += data
+            self.flow.hold()
+            return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
         self.flow.held = False
@@ -358,13 +366,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self._parse_on_later()
 
     def _parse_on_later(self) -> None:
-        if self.flow.held and not self.pipeline and not self._waits:
-            self._waits = True
-            self._rounds.wait(self.loop, self._parse_on)
+        # Else once the requests are answered that came before.
+        if not self.pipeline:
+            self._go_on_later()
 
-    def _parse_on(self) -> None:
+    def _go_on_later(self) -> None:
+        if not self._waits:
+            self._waits = True
+            exchange = self._state.get("exchange")
+            self._rounds.wait(self.loop, self._go_on, exchange.client if exchange is not None else "")
+
+    def _go_on(self) -> None:
         self._waits = False
-        if self.flow.held and not self.pipeline and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            if self.flow.held:
+                # The rest of its body may be what waits.
+                self._parse_on_later()
+        elif self.flow.held:
             self.data_received(b"")
             self._skip_more()
 
@@ -520,8 +541,13 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._parse_on_later()
+        if self.pipeline:
+            # uvicorn would begin the next one now, and one of each connection in every round of the loop.
+            self.flow.resume_reading()
+        else:
+            super().on_response_complete()
+        if self.pipeline or self.flow.held:
+            self._go_on_later()
         if self._head_timer is not None:
             # The next request has begun, and that is its clock.
             self._unset_keepalive_if_required()
@@ -603,9 +629,10 @@ class GuardedProtocol(HttpToolsProtocol):
         The state's ``departure`` tells of a client that goes away, without a task that waits for it, and
         ``whole`` is there once the body is.
         """
+        self._state = cycle.scope["state"]
         if self._answered_at_once(cycle):
             return
-        cycle.scope["state"]["departure"] = self._departure = Departure()
+        self._state["departure"] = self._departure = Departure()
         cycle.transport = answer = AnswerTransport(cycle.transport)
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -110,7 +110,7 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         self._in_body = True
         self._pieces += 1
         if self._pieces % _PIECES == 0:
-            await self._rounds.turn()
+            await self._rounds.turn(_CLIENT.get())
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         if not self._left:
@@ -120,7 +120,7 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         data = await self._stream.read(most, timeout)
         self._left = max(0, self._left - len(data))
         if not self._in_body:
-            await self._rounds.turn()
+            await self._rounds.turn(_CLIENT.get())
         self._in_body = False
         return data
 
