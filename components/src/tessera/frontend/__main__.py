@@ -56,6 +56,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         shared=SharedPort.of(settings.seat, service.group) if settings.seat else None,
         certificate=certificate,
         refuse=app.refuse_at_once,
+        keys=service.keys,
     )
 
     def stop() -> None:
