@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from tessera.turns import Rounds, Threads, Turns
+from tests.waiting import until
 
 
 class Holder:
@@ -266,8 +267,7 @@ async def test_rounds_go_to_clients_in_turns() -> None:
         for client in ("many", "many", "few", ""):
             if client == "many" or number < 1:
                 rounds.wait(loop, partial(again, client, 1), client)
-    while len(went) < 16:
-        await asyncio.sleep(0)
+    await until(lambda: len(went) == 16)
     # While others have something to do, each has one of so many.
     assert went[:6] == ["many", "few", ""] * 2
     assert went[6:] == ["many"] * 10

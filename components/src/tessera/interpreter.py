@@ -56,9 +56,9 @@ class SharedInterpreter:
     """Gives way to the process's threads while the event loop waits for nothing, until it is cancelled.
 
     A thread that wants the interpreter asks for it once it has waited for the switch interval without being
-    woken. A busy loop lets go of it for a few microseconds in each of its rounds: that wakes the thread, which
-    comes too late, and its wait begins anew. With rounds of 1 ms and a processor for each, a thread had the
-    interpreter three times in 3 s. Replies of workers, calls of gRPC and files come by threads.
+    woken. A busy loop lets go of it for a few microseconds in each of its rounds: that wakes the thread,
+    which comes too late, and its wait begins anew. With rounds of 1 ms and a processor for each, a thread had
+    the interpreter three times in 3 s. Replies of workers, calls of gRPC and files come by threads.
     """
 
     def __init__(self) -> None:
@@ -83,5 +83,5 @@ class SharedInterpreter:
 
 
 def _waits() -> int:
-    """Return how often this thread has waited, for events or for the interpreter, and others could have it."""
+    """Return how often this thread has waited, for events or for others that had the interpreter."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -624,7 +624,7 @@ async def test_a_connection_waits_for_one_round_at_a_time(
 
 
 async def test_of_requests_behind_each_other_one_begins_in_a_round(long_heads: Running) -> None:
-    """However many connections there are: one of each in a round kept another key's texts waiting for 0.8 s."""
+    """However many connections there are: one of each in a round kept another key's texts for 0.8 s."""
     connections, count = 30, 30
 
     async def send() -> list[tuple[int, bytes]]:

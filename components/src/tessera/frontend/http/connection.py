@@ -12,7 +12,7 @@ import asyncio
 import re
 import resource
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
 import httptools
@@ -290,7 +290,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._skipped_bytes = 0
         # What came and waits to be parsed.
         self._unparsed = b""
-        # Whether the connection waits for its round, to parse or to begin the next request: for one at a time.
+        # Whether the connection waits for its round, one at a time: to parse, or to begin the next request.
         self._waits = False
         # The last request that began.
         self._begun: RequestResponseCycle | None = None
@@ -314,7 +314,7 @@ class GuardedProtocol(HttpToolsProtocol):
         # Why, where an earlier request is still to be answered.
         self._held: Failure | None = None
         self._in_body = False
-        # Of the body that is being read: what came of it, and its length once that was asked for, -1 for none.
+        # Of the body that is being read: what came of it; its length once that was asked for, -1 for none.
         self._read_bytes = self._length = 0
         self._leaving = False
         # What came since some of a body did: chunks' sizes and extensions, or a trailer.
@@ -391,7 +391,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _client(self) -> str:
         """Return whose turns those of the connection are: those of a key, or of an address without one."""
-        headers = self.pipeline[-1][0].scope["headers"] if self.pipeline else self.headers or []
+        asking = self.pipeline[-1][0].scope["headers"] if self.pipeline else self.headers or ()
+        headers = cast(Sequence[tuple[bytes, bytes]], asking)
         if self._in_head or headers is not self._named_by:
             key = None if self._keys is None else self._keys.name_of(dict(reversed(headers)))
             self._name = f"key {key}" if key is not None else str((self.client or ("",))[0])
@@ -417,7 +418,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _announced_bytes(self) -> int:
         """Return what is to come of a body of known length, which is one part however much of it comes."""
         if not self._length:
-            self._length = int(next((value for name, value in self.headers if name == b"content-length"), b"-1"))
+            self._length = int(dict(self.headers).get(b"content-length", b"-1"))
         return self._length - self._read_bytes
 
     def _parse(self, data: bytes) -> None:
@@ -647,7 +648,9 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.transport = LingeringTransport(self.transport, self.loop)
             cycle.message_event.set()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application, turn: bool = False) -> None:
+    def _start_asgi_task(
+        self, cycle: RequestResponseCycle, app: ASGI3Application, turn: bool = False
+    ) -> None:
         """With a ``receive`` that raises for a damaged body: the route answers it in its own shape.
 
         The state's ``departure`` tells of a client that goes away, without a task that waits for it, and
