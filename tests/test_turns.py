@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
 from tessera.turns import Rounds, Threads, Turns
+from tests.waiting import until
 
 
 class Holder:
@@ -250,3 +252,22 @@ async def test_rounds_go_to_one_after_the_other_and_past_those_who_left() -> Non
         await asyncio.sleep(0)
     assert went == ["a", "c", "d"]
     assert all(after - before <= 1 for before, after in pairwise(seen))
+
+
+async def test_rounds_go_to_clients_in_turns() -> None:
+    rounds, went = Rounds(), []
+    loop = asyncio.get_running_loop()
+
+    def again(client: str, left: int) -> None:
+        went.append(client)
+        if left:
+            rounds.wait(loop, partial(again, client, left - 1), client)
+
+    for number in range(3):
+        for client in ("many", "many", "few", ""):
+            if client == "many" or number < 1:
+                rounds.wait(loop, partial(again, client, 1), client)
+    await until(lambda: len(went) == 16)
+    # While others have something to do, each has one of so many.
+    assert went[:6] == ["many", "few", ""] * 2
+    assert went[6:] == ["many"] * 10

@@ -67,6 +67,7 @@ async def in_process(
             drain_seconds=5,
             limits=settings.limits.connection,
             refuse=app.refuse_at_once,
+            keys=service.keys,
         )
         serving = asyncio.create_task(server.serve())
         for door in doors:

@@ -142,23 +142,32 @@ class Turns:
         self._admit()
 
 
-class Rounds:
-    """Lets pieces of work go on in order, one in each round of the event loop, or in so many ``seconds``.
+ROUND_BYTES: Final = 4 << 10
+"""What is parsed at a time of what comes from one connection, before others have their turn."""
+ROUND_PARTS: Final = 64
+"""The parts of it (fields, requests, pieces of bodies) after which others have theirs as well: one of a byte
+takes as long as one of 64 KiB, and 256 KiB that come together may be 43,000 of those, 0.4 s of the loop."""
 
-    What many have to do so keeps the others waiting no longer than what one has.
+
+class Rounds:
+    """Lets pieces of work go on, one in each round of the event loop, or in so many ``seconds``.
+
+    What many have to do so keeps the others waiting no longer than what one has. Clients take turns, and the
+    work of each goes on in order.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
-        self._waiting: deque[Callable[[], None]] = deque()
+        # By client, the next one first.
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
-    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    def wait(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None], client: str = "") -> None:
         """Call ``work`` in a later round."""
-        self._waiting.append(work)
-        if len(self._waiting) == 1:
+        if not self._waiting:
             self._go_on_later(loop)
+        self._waiting.setdefault(client, deque()).append(work)
 
-    async def turn(self) -> None:
+    async def turn(self, client: str = "") -> None:
         """Wait for a later round."""
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
@@ -167,7 +176,7 @@ class Rounds:
             if not granted.done():
                 granted.set_result(None)
 
-        self.wait(loop, grant)
+        self.wait(loop, grant, client)
         await granted
 
     def _go_on_later(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -177,7 +186,11 @@ class Rounds:
             loop.call_soon(self._go_on, loop)
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        work = self._waiting.popleft()
+        client = next(iter(self._waiting))
+        works = self._waiting.pop(client)
+        work = works.popleft()
+        if works:
+            self._waiting[client] = works
         if self._waiting:
             self._go_on_later(loop)
         work()

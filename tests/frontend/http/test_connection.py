@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -17,10 +18,12 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tessera.errors import RequestError
 from tessera.frontend.http import connection
 from tessera.frontend.http import server as http_server
+from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer, ConnectionLimits, GuardedProtocol
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
@@ -73,6 +76,7 @@ class Running:
             limits=limits,
             certificate=certificate,
             refuse=refuse,
+            keys=Authenticator(read_keys(None, "sk-alice-0123456789 alice, sk-bob-0123456789 bob")),
         )
         self.task = asyncio.ensure_future(self.server.serve())
 
@@ -602,10 +606,12 @@ async def test_a_connection_waits_for_one_round_at_a_time(
     longest, count = 0, 40
     wait = Rounds.wait
 
-    def counted(rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    def counted(
+        rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None], client: str
+    ) -> None:
         nonlocal longest
-        wait(rounds, loop, work)
-        longest = max(longest, len(rounds._waiting))
+        wait(rounds, loop, work, client)
+        longest = max(longest, sum(map(len, rounds._waiting.values())))
 
     monkeypatch.setattr(Rounds, "wait", counted)
     reader, writer = await long_heads.connect()
@@ -614,6 +620,92 @@ async def test_a_connection_waits_for_one_round_at_a_time(
     writer.write((head + b"\r\n" + body) * (count - 1) + head + b"Connection: close\r\n\r\n" + body)
     assert [status for status, _ in await answers(reader)] == [404] * count
     assert longest == 1
+    writer.close()
+
+
+async def test_of_requests_behind_each_other_one_begins_in_a_round(long_heads: Running) -> None:
+    """However many connections there are: one of each in a round kept another key's texts for 0.8 s."""
+    connections, count = 30, 30
+
+    async def send() -> list[tuple[int, bytes]]:
+        reader, writer = await long_heads.connect()
+        last = SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        writer.write(SMALL * (count - 1) + last)
+        found = await answers(reader)
+        writer.close()
+        return found
+
+    sending = asyncio.gather(*(send() for _ in range(connections)))
+    rounds = await rounds_of(asyncio.ensure_future(sending))
+    assert await sending == [[(200, b"small")] * count] * connections
+    # The first of each connection begins as it comes.
+    assert rounds >= connections * (count - 1)
+
+
+async def test_requests_behind_each_other_begin_in_turns_of_keys(
+    long_heads: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, waited = 20, Counter[str]()
+    wait = Rounds.wait
+
+    def counted(
+        rounds: Rounds, loop: asyncio.AbstractEventLoop, work: Callable[[], None], client: str
+    ) -> None:
+        waited[client] += 1
+        wait(rounds, loop, work, client)
+
+    monkeypatch.setattr(Rounds, "wait", counted)
+    for key in (b"sk-alice-0123456789", b"sk-bob-0123456789", b"sk-nobody-0123456789"):
+        reader, writer = await long_heads.connect()
+        head = SMALL.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %s\r\n" % key)
+        writer.write((head + b"\r\n") * (count - 1) + head + b"Connection: close\r\n\r\n")
+        assert await answers(reader) == [(200, b"small")] * count
+        writer.close()
+    assert waited.keys() == {"key alice", "key bob", "127.0.0.1"}
+    # Those that came in one read at least, and what was not parsed in it.
+    assert min(waited.values()) >= count - 1
+
+
+async def test_of_requests_that_come_together_some_begin_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a key with many come behind one that has few: 600 kept the loop for 0.2 s."""
+    count, begun, most = 200, list[bool](), 0
+    answered_at_once = GuardedProtocol._answered_at_once
+
+    def counted(protocol: GuardedProtocol, cycle: RequestResponseCycle) -> bool:
+        # The first that is asked of a request that begins.
+        begun.append(any(name == b"authorization" for name, _ in cycle.scope["headers"]))
+        return answered_at_once(protocol, cycle)
+
+    monkeypatch.setattr(GuardedProtocol, "_answered_at_once", counted)
+    close = SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    keyed = close.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer sk-alice-0123456789\r\n\r\n")
+    async with served(ConnectionLimits()) as running:
+        connections = [await running.connect() for _ in range(count + 1)]
+        await until(lambda: len(running.server.server_state.connections) == count + 1)
+        for number, (_, writer) in enumerate(connections):
+            writer.write(close if number == count else keyed)
+        while len(begun) <= count:
+            before = len(begun)
+            await asyncio.sleep(0)
+            most = max(most, len(begun) - before)
+        for reader, writer in connections:
+            assert await answers(reader) == [(200, b"small")]
+            writer.close()
+    # Those of a round that need no turn, and one that has its turn.
+    assert most <= 33
+    assert begun.index(False) < count // 2
+
+
+async def test_who_leaves_behind_many_requests_leaves_nothing(long_heads: Running) -> None:
+    _, writer = await long_heads.connect()
+    writer.write(SMALL * 3000)
+    connections = long_heads.server.server_state.connections
+    await until(lambda: any(one.pipeline for one in connections))  # type: ignore[union-attr]
+    writer.transport.abort()
+    await until(lambda: not connections and not long_heads.server.server_state.tasks)
+    reader, writer = await long_heads.connect()
+    writer.write(SMALL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert await answers(reader) == [(200, b"small")]
     writer.close()
 
 

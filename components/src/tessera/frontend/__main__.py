@@ -26,6 +26,7 @@ with quick_imports():
     from tessera.frontend.media.fetch import bound_look_ups
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
+    from tessera.interpreter import SharedInterpreter
     from tessera.launch.variables import unknown
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import leave, when_told
@@ -55,6 +56,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         shared=SharedPort.of(settings.seat, service.group) if settings.seat else None,
         certificate=certificate,
         refuse=app.refuse_at_once,
+        keys=service.keys,
     )
 
     def stop() -> None:
@@ -74,6 +76,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     lost = asyncio.create_task(_lost(service))
     # An error of the wait itself ends the process, too: nobody would hear of a loss any more.
     lost.add_done_callback(lambda task: None if task.cancelled() else stop())
+    sharing = SharedInterpreter()
     if (giving_back := give_back_free_memory()) is not None:
         service.tasks.add(giving_back)
     keep_all()
@@ -82,6 +85,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     await service.close()
     for door in doors:
         door.close()
+    sharing.cancel()
     lost.cancel()
     await asyncio.gather(lost, return_exceptions=True)
     service.runtime.shutdown()

@@ -18,6 +18,7 @@ with quick_imports():
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, EngineDead, TesseraError
     from tessera.free_memory import give_back_free_memory
+    from tessera.interpreter import SharedInterpreter
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import ENGINE_DEAD, leave, when_told
     from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
@@ -106,7 +107,7 @@ async def serve(settings: WorkerSettings) -> None:
             settings.served_model_names[0],
             address,
         )
-    loops = [stall.watch(service, settings, died), give_back_free_memory()]
+    loops = [stall.watch(service, settings, died), give_back_free_memory(), SharedInterpreter()]
     reason = await ending
     for loop in loops:
         if loop is not None:

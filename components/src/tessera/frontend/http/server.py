@@ -15,10 +15,12 @@ from starlette.types import ASGIApp, Scope
 
 from tessera.errors import ConfigError
 from tessera.frontend.group import ACCEPTING, CONNECTIONS, FrontendGroup, Seat
+from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.connection import (
     REFUSED_AT_ONCE,
     SKIPPING_SECONDS,
     Answer,
+    Arrivals,
     ConnectionLimits,
     GuardedProtocol,
     max_connections,
@@ -184,7 +186,7 @@ class HttpServer(uvicorn.Server):
 
     With a ``shared`` port it takes connections from there, and listens on ``port`` only where that says so.
     With a ``certificate`` it answers by TLS alone. ``refuse`` answers requests that need no application, by
-    their heads.
+    their heads. Where many come together, clients take turns by the names of their ``keys``.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class HttpServer(uvicorn.Server):
         shared: SharedPort | None = None,
         certificate: Certificate | None = None,
         refuse: Callable[[Scope], Answer | None] = lambda scope: None,
+        keys: Authenticator | None = None,
     ) -> None:
         raise_descriptor_limit()
         self._shared, self._limits, self._certificate = shared, limits, certificate
@@ -214,7 +217,8 @@ class HttpServer(uvicorn.Server):
                     GuardedProtocol,
                     limits=limits,
                     refuse=refuse,
-                    rounds=Rounds(),
+                    keys=keys,
+                    rounds=Arrivals(),
                     skips=Rounds(SKIPPING_SECONDS),
                     **changed,
                 ),  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.tasks import Deadline
-from tessera.turns import Rounds, Threads, Turns
+from tessera.turns import ROUND_BYTES, ROUND_PARTS, Rounds, Threads, Turns
 
 if TYPE_CHECKING:
     from tessera.frontend.media.loader import MediaBudget
@@ -84,12 +84,9 @@ def bound_look_ups() -> None:
 
 # What a host may send between two pieces of its body, or before the first: heads, interim answers, sizes and
 # extensions of chunks, a trailer. h11 reads 10,000 interim answers in 0.2 s, and keeps the loop meanwhile.
-_FRAMING_BYTES: Final = 32 << 10
-# Of these at a time, for as long as no body comes, and of one host in a round of the loop: it takes 3 ms for
-# 150 interim answers, and took 40 in one turn for those of 16 hosts.
-_FRAMING_READ_BYTES: Final = 4 << 10
-# Pieces of a body after which others have their turn: a chunk of one byte takes as long as one of 64 KiB.
-_PIECES: Final = 64
+_FRAMING_BYTES: Final = 8 * ROUND_BYTES
+# Of these what a round parses is read at a time, for as long as no body comes, and of one host in a round: it
+# takes 3 ms for 150 interim answers, and took 40 in one turn for those of 16 hosts.
 # Of a name's addresses, those that are judged and tried: each takes 20 to 40 µs, and a zone may have 4,000.
 _MOST_ADDRESSES: Final = 32
 
@@ -109,18 +106,18 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         self._left = _FRAMING_BYTES
         self._in_body = True
         self._pieces += 1
-        if self._pieces % _PIECES == 0:
-            await self._rounds.turn()
+        if self._pieces % ROUND_PARTS == 0:
+            await self._rounds.turn(_CLIENT.get())
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         if not self._left:
             raise httpcore2.RemoteProtocolError("more framing than body")
         # Of 5 MiB in reads of 64 KiB, and not of 32, processor time is 10.6 ms and not 13.
-        most = max_bytes if self._in_body else min(self._left, _FRAMING_READ_BYTES)
+        most = max_bytes if self._in_body else min(self._left, ROUND_BYTES)
         data = await self._stream.read(most, timeout)
         self._left = max(0, self._left - len(data))
         if not self._in_body:
-            await self._rounds.turn()
+            await self._rounds.turn(_CLIENT.get())
         self._in_body = False
         return data
 

@@ -1,0 +1,87 @@
+"""Lets a process's threads have the interpreter while its event loop is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import threading
+import time
+from typing import Final
+
+# A loop that waits for nothing gives way so often, and an idle one is looked at so often.
+_BUSY_SECONDS: Final = 0.002
+_IDLE_SECONDS: Final = 0.02
+# The share of one core below which a loop is idle.
+_IDLE_SHARE: Final = 0.5
+# A thread that others keep from a processor holds the loop for no longer.
+_MOST_SECONDS: Final = 0.001
+
+
+class Bystander:
+    """Is a thread that needs the interpreter for a moment, behind those that wait for it already.
+
+    Owned by one other thread, which gives way to it. Ends with the process, or by ``end``.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._came = threading.Lock(), threading.Lock()
+        self._asked.acquire()
+        self._came.acquire()
+        self._expected = self._ended = False
+        self.thread = threading.Thread(target=self._run, name="tessera-bystander", daemon=True)
+        self.thread.start()
+
+    def give_way(self, seconds: float = _MOST_SECONDS) -> bool:
+        """Wait until the thread has had the interpreter, at most ``seconds``; return whether it has."""
+        if not self._expected:
+            self._expected = True
+            self._asked.release()
+        if self._came.acquire(timeout=seconds):
+            self._expected = False
+        return not self._expected
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self._ended = True
+        if not self._expected:
+            self._asked.release()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._asked.acquire()
+            self._came.release()
+
+
+class SharedInterpreter:
+    """Gives way to the process's threads while the event loop waits for nothing, until it is cancelled.
+
+    A thread that wants the interpreter asks for it once it has waited for the switch interval without being
+    woken. A busy loop lets go of it for a few microseconds in each of its rounds: that wakes the thread,
+    which comes too late, and its wait begins anew. With rounds of 1 ms and a processor for each, a thread had
+    the interpreter three times in 3 s. Replies of workers, calls of gRPC and files come by threads.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bystander = Bystander()
+        self._waits = _waits()
+        self._now, self._worked = self._loop.time(), time.thread_time()
+        self._timer = self._loop.call_later(_IDLE_SECONDS, self._look)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._bystander.end()
+
+    def _look(self) -> None:
+        now, worked = self._loop.time(), time.thread_time()
+        idle = worked - self._worked < _IDLE_SHARE * (now - self._now)
+        if _waits() == self._waits:
+            self._bystander.give_way()
+        # To have given way is no wait of the loop's own.
+        self._waits, self._now, self._worked = _waits(), now, worked
+        self._timer = self._loop.call_later(_IDLE_SECONDS if idle else _BUSY_SECONDS, self._look)
+
+
+def _waits() -> int:
+    """Return how often this thread has waited, for events or for others that had the interpreter."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
