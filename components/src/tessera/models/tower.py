@@ -70,7 +70,7 @@ class TowerModel:
     """
 
     family: ClassVar[str]
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("score.", "text.head."), ("", "text."))
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
