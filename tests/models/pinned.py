@@ -142,7 +142,9 @@ def main() -> None:
     pins = merged(json.loads(FILE.read_text()) if FILE.exists() else {}, found)
     lines = []
     for family, pinned in sorted(pins.items()):
-        cases = ",\n".join(f"  {json.dumps(case)}: {json.dumps(each)}" for case, each in pinned["cases"].items())
+        cases = ",\n".join(
+            f"  {json.dumps(case)}: {json.dumps(each)}" for case, each in pinned["cases"].items()
+        )
         lines.append(f'{json.dumps(family)}: {{"version": {pinned["version"]}, "cases": {{\n{cases}}}}}')
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -15,7 +15,9 @@ from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare
 
 
-def opened(path: Path, caplog: pytest.LogCaptureFixture, **options: str) -> tuple[list[str] | None, bool, str]:
+def opened(
+    path: Path, caplog: pytest.LogCaptureFixture, **options: str
+) -> tuple[list[str] | None, bool, str]:
     """The pooling, whether it is assumed, and what the log says when the model is opened and tried."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -68,7 +68,7 @@ def _scores(path: Path, pairs: list[Given | Pair], *, tokens: int) -> np.ndarray
 
 
 def _sentences(path: Path) -> np.ndarray:
-    """Return the vectors of the texts, each in a batch of its own: padding on the left moves others' positions."""
+    """Return the vectors of the texts, each in a batch of its own: padding on the left moves positions."""
     from sentence_transformers import SentenceTransformer
 
     if not (path / "modules.json").exists():

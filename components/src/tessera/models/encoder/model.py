@@ -56,7 +56,12 @@ class ColbertOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: MaxTokens = 8_192
 
 
-_POOLINGS: Final[dict[str, Pooling]] = {"declared": "mean", "mean": "mean", "cls": "first", "lasttoken": "last"}
+_POOLINGS: Final[dict[str, Pooling]] = {
+    "declared": "mean",
+    "mean": "mean",
+    "cls": "first",
+    "lasttoken": "last",
+}
 
 
 # The classes that put these two tokens around a text, whatever ``post_processor`` says (transformers 5.23).

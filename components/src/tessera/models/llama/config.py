@@ -43,7 +43,7 @@ def read_backbone(
 
 
 def refuse_causal(section: Section) -> None:
-    """Raise ``CheckpointError`` where attention is declared causal, which the models' own code never reads."""
+    """Raise ``CheckpointError`` for causal attention, a declaration that the models' own code never reads."""
     refuse_flags(section, "is_causal", why="; causal backbones are not supported")
 
 
