@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
@@ -173,7 +174,8 @@ class TensorReader:
 
         ``filled`` is one-dimensional and was read from all of them, and has such a value.
         """
-        parts = zip(tensors, filled.split([tensor.count for tensor in tensors]), strict=True)
+        ends = accumulate(tensor.count for tensor in tensors)
+        parts = [(tensor, filled[end - tensor.count : end]) for tensor, end in zip(tensors, ends, strict=True)]
         tensor, part = next((each, part) for each, part in parts if not bool(part.isfinite().all()))
         self.read(tensor, exact := torch.empty(tensor.count))
         if bool(exact.isfinite().all()):
