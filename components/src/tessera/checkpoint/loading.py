@@ -175,10 +175,10 @@ class TensorReader:
         ``filled`` is one-dimensional and was read from all of them, and has such a value.
         """
         ends = accumulate(tensor.count for tensor in tensors)
-        parts = [(tensor, filled[end - tensor.count : end]) for tensor, end in zip(tensors, ends, strict=True)]
-        tensor, part = next((each, part) for each, part in parts if not bool(part.isfinite().all()))
+        spans = ((tensor, slice(end - tensor.count, end)) for tensor, end in zip(tensors, ends, strict=True))
+        tensor, part = next((each, own) for each, span in spans if not _are_finite(own := filled[span]))
         self.read(tensor, exact := torch.empty(tensor.count))
-        if bool(exact.isfinite().all()):
+        if _are_finite(exact):
             kind = str(part.dtype).removeprefix("torch.")
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name!r} has values up to {exact.abs().max():.6g}, which"
@@ -271,6 +271,10 @@ class TensorReader:
             return whole
         rows: torch.Tensor = file.get_slice(tensor.name)[tensor.first : tensor.first + tensor.shape[0]]
         return rows
+
+
+def _are_finite(values: torch.Tensor) -> bool:
+    return bool(values.isfinite().all())
 
 
 def _not_finite(tensor: StoredTensor) -> CheckpointError:
