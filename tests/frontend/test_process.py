@@ -89,6 +89,8 @@ def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client
             },
             "images": True,
             "task": "embed",
+            "pooling": ["mean"],
+            "pooling_assumed": False,
         },
         token_rows: {
             "family": "token_rows",

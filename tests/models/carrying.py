@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from tessera.models import open_model
-from tessera.models.base import OutputKind
-from tests.models.running import batch_of, cosines, error, vectors
+from tessera.models.base import Model, OutputKind
+from tests.models.running import cosines, error, found_by
 from tests.references.carry import Carried
 
 BARS = {"bfloat16": 0.998, "float32": 0.9999}
@@ -18,20 +20,19 @@ PICTURE_BAR = 0.15
 """Of images through layers of random weights in bfloat16, 0.106 at most on an H100."""
 
 
-def assert_carried(carried: Carried, folder: Path, *, dtype: str, device: str) -> None:
-    """Run the checkpoint, written below ``folder``, over the inputs."""
+def assert_carried(carried: Carried, folder: Path, *, dtype: str, device: str) -> tuple[Model, np.ndarray]:
+    """Run the checkpoint, written below ``folder``, over the inputs; returns the model and what it gave."""
     name, model = carried.name, open_model(carried.checkpoint(folder))
-    vision = model.load_vision(dtype=dtype, device=device) if model.vision else None
-    text = model.load_text(dtype=dtype, device=device)
-    found = vectors(model, text, batch_of(model, vision, carried.inputs))
+    found = found_by(model, carried.inputs, dtype=dtype, device=device)
     if model.output.kind is OutputKind.SCORE:
         difference = error(found, carried.vectors())
         print(f"{name:32}{dtype:10}worst difference {difference:.5f} of a deviation")
         pictures = name == "qwen3_vl_rerank" and dtype == "bfloat16"
         assert difference <= (PICTURE_BAR if pictures else SCORE_BARS[dtype])
-        return
+        return model, found
     cosine = cosines(found, carried.vectors())
     print(
         f"{name:32}{dtype:10}worst cosine {cosine.min():.7f}  each {' '.join(f'{one:.5f}' for one in cosine)}"
     )
     assert cosine.min() >= BARS[dtype]
+    return model, found

@@ -152,6 +152,15 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
     return rows.values if rows.indices is None else rows.values[rows.indices >= 0]
 
 
+def found_by(
+    model: Model, inputs: Sequence[Given | Pair], *, dtype: str = "float32", device: str = "cpu"
+) -> np.ndarray:
+    """What a model gives for inputs, from their files and its own weights, all in one batch."""
+    vision = None if model.vision is None else model.load_vision(dtype=dtype, device=device)
+    text = model.load_text(dtype=dtype, device=device)
+    return vectors(model, text, batch_of(model, vision, inputs))
+
+
 def on(device: torch.device, batch: TextTensors) -> TextTensors:
     """A batch with its tensors on a device."""
     given = {field.name: getattr(batch, field.name) for field in fields(batch)}

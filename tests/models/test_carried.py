@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.carrying import assert_carried
+from tests.models.pinned import assert_pinned
 from tests.models.running import cosines, error
 from tests.references.carry import ALL
 
@@ -27,4 +28,5 @@ def test_carried_vectors(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_modules_give_them(name: str, tmp_path: Path) -> None:
     """What a card's tests do runs here as well: those are run seldom."""
-    assert_carried(ALL[name], tmp_path, dtype="float32", device="cpu")
+    model, found = assert_carried(ALL[name], tmp_path, dtype="float32", device="cpu")
+    assert_pinned(model, name, found)

@@ -1,256 +1,29 @@
 """A variation of a checkpoint's files gives the reference's vectors, or is refused by its key.
 
-One table of legal variations for each family. The reference reads the same directory with transformers' and
-sentence-transformers' own classes.
+The reference reads the same directory with transformers' and sentence-transformers' own classes.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tessera.errors import CheckpointError
 from tessera.models import open_model
-from tessera_tools.random_checkpoint import ministral3, qwen3, towers
-from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_TINY, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import write
-from tests.models.pairing import logits
-from tests.models.running import Given, Pair, batch_of, cosines, vectors
+from tests.models.pinned import assert_pinned, variation
+from tests.models.running import Given, Pair, cosines, found_by
+from tests.models.variations import CASES, CONFIG, TEXTS, Case, inputs_of, read, varied
 from tests.references.families import reference_of
 
 pytestmark = [
     pytest.mark.fuzzes,
     pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2"),
 ]
-
-TEXTS: Final = (
-    "river",
-    "The old bridge, the OLD temple!  twice ",
-    "Don't we'll 1,234.50 été cafe\u0301",
-    "a market in the light of morning " * 6,
-)
-ABSENT: Final = object()
-CONFIG, TOKENIZER, SETTINGS = "config", "tokenizer", "tokenizer_config"
-PICTURES, PROCESSOR = "preprocessor_config", "processor_config"
-
-
-@dataclass(frozen=True)
-class Case:
-    """Values by file and path of keys; ``refused`` is part of the complaint, empty for the same vectors."""
-
-    name: str
-    changes: Mapping[tuple[str, ...], Any] = field(default_factory=dict)
-    refused: str = ""
-
-
-def case(name: str, refused: str = "", /, *changes: tuple[Any, ...]) -> Case:
-    """Each of the changes is a file, the keys below it and the value."""
-    return Case(name, {change[:-1]: change[-1] for change in changes}, refused)
-
-
-BERT: Final = (SETTINGS, "tokenizer_class", "BertTokenizer")
-CLIP: Final = (SETTINGS, "tokenizer_class", "CLIPTokenizer")
-PIECES: Final = (SETTINGS, "tokenizer_class", "XLMRobertaTokenizer")
-IN_SEQUENCE: Final = {
-    "type": "Sequence",
-    "normalizers": [
-        {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": False,
-        }
-    ],
-}
-METASPACE: Final = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-ANOTHER = "tokenizer_class is {!r}, which makes another {} than tokenizer.json has".format
-YARN: Final = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "llama_4_scaling_beta": 0.2,
-}
-MEAN: Final = [0.1, 0.2, 0.3]
-
-CASES: Final[Mapping[str, tuple[Any, tuple[Case, ...]]]] = {
-    "bert": (
-        TINY,
-        (
-            case("as it is"),
-            case("its class", "", BERT),
-            case("causal", "", (CONFIG, "is_causal", True)),
-            case("a class that is not compared", ANOTHER("T5Tokenizer", "parts"), (*BERT[:2], "T5Tokenizer")),
-            case("any file", "", (*BERT[:2], "TokenizersBackend"), (TOKENIZER, "normalizer", None)),
-            case(
-                "no normaliser", ANOTHER("BertTokenizer", "normalizer"), BERT, (TOKENIZER, "normalizer", None)
-            ),
-            case("a sequence of one", "", BERT, (TOKENIZER, "normalizer", IN_SEQUENCE)),
-            case("a model without its kind", "", BERT, (TOKENIZER, "model", "type", ABSENT)),
-            case(
-                "another cut",
-                ANOTHER("BertTokenizer", "pre_tokenizer"),
-                BERT,
-                (TOKENIZER, "pre_tokenizer", {"type": "WhitespaceSplit"}),
-            ),
-            case(
-                "another unknown token",
-                ANOTHER("BertTokenizer", "model"),
-                BERT,
-                (SETTINGS, "unk_token", "[PAD]"),
-            ),
-            case(
-                "longer words",
-                ANOTHER("BertTokenizer", "model"),
-                BERT,
-                (TOKENIZER, "model", "max_input_chars_per_word", 7),
-            ),
-        ),
-    ),
-    "xlm_roberta": (
-        ROBERTA_TINY,
-        (
-            case("as it is"),
-            case("normaliser of the file", ANOTHER("XLMRobertaTokenizer", "normalizer"), PIECES),
-            case("its class", "", PIECES, (TOKENIZER, "normalizer", None)),
-            case(
-                "pieces that are not split at spaces",
-                "",
-                PIECES,
-                (TOKENIZER, "normalizer", {"type": "Strip", "strip_left": False, "strip_right": True}),
-                (TOKENIZER, "pre_tokenizer", METASPACE),
-            ),
-            case("without a class", ANOTHER("XLMRobertaTokenizer", "normalizer"), (*PIECES[:2], ABSENT)),
-        ),
-    ),
-    "qwen3": (
-        qwen3.TINY,
-        (
-            case("as it is"),
-            case("no theta", "", (CONFIG, "rope_theta", ABSENT)),
-            case(
-                "RoPE twice",
-                "rope_scaling and rope_parameters are both there and differ",
-                (CONFIG, "rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
-                (CONFIG, "rope_scaling", {"rope_type": "default"}),
-            ),
-            case("both ways", "", (CONFIG, "is_causal", False)),
-            case(
-                "another split",
-                ANOTHER("Qwen2Tokenizer", "pre_tokenizer"),
-                (SETTINGS, "add_prefix_space", True),
-            ),
-            case(
-                "whole words first",
-                ANOTHER("Qwen2Tokenizer", "model"),
-                (TOKENIZER, "model", "ignore_merges", True),
-            ),
-            case("Llama's class over bytes", "", (SETTINGS, "tokenizer_class", "LlamaTokenizerFast")),
-        ),
-    ),
-    "ministral3": (
-        ministral3.TINY,
-        (
-            case("as it is"),
-            case(
-                "an original context above RoPE",
-                "",
-                (CONFIG, "rope_parameters", YARN),
-                (CONFIG, "original_max_position_embeddings", 16),
-            ),
-            case(
-                "a class of which no notice is taken", "", (SETTINGS, "tokenizer_class", "RobertaTokenizer")
-            ),
-        ),
-    ),
-    "clip": (
-        towers.CLIP_TINY,
-        (
-            case("as it is"),
-            case("causal above the towers", "", (CONFIG, "is_causal", False)),
-            case(
-                "a causal vision tower",
-                "vision_config.is_causal is true",
-                (CONFIG, "vision_config", "is_causal", True),
-            ),
-            case(
-                "another end token",
-                "text_config.eos_token_id is 5, and texts end with the token 999",
-                (CONFIG, "text_config", "eos_token_id", 5),
-            ),
-            case(
-                "no end token",
-                "text_config.eos_token_id is 49407",
-                (CONFIG, "text_config", "eos_token_id", ABSENT),
-            ),
-            case("the largest token", "", (CONFIG, "text_config", "eos_token_id", 2)),
-            case("a longest edge", "size must be a shortest_edge", (PICTURES, "size", "longest_edge", 84)),
-            case("no size", "crop_size", (PICTURES, "size", ABSENT), (PICTURES, "crop_size", ABSENT)),
-            case("the size of the class", "", (PICTURES, "size", ABSENT)),
-            case("null", "do_rescale is false", (PICTURES, "do_rescale", None)),
-            case("squares", "use_square_size is true", (PICTURES, "use_square_size", True)),
-            case("a newer file", "", (PROCESSOR, "image_processor", "image_mean", MEAN)),
-            case("its class", ANOTHER("CLIPTokenizer", "model"), CLIP),
-        ),
-    ),
-    "siglip": (
-        towers.SIGLIP_TINY,
-        (
-            case("as it is"),
-            case("causal above the towers", "", (CONFIG, "is_causal", True)),
-            case("an older section", "", (CONFIG, "text_config_dict", {"layer_norm_eps": 0.1})),
-            case("null", "do_normalize is false", (PICTURES, "do_normalize", None)),
-        ),
-    ),
-}
-
-
-def varied(source: Path, target: Path, changes: Mapping[tuple[str, ...], Any]) -> Path:
-    """A copy of a checkpoint with other values in its JSON files."""
-    shutil.copytree(source, target, copy_function=os.link)
-    files = {
-        name: {} if not (source / f"{name}.json").exists() else _read(source, name) for name, *_ in changes
-    }
-    if PROCESSOR in files:
-        files[PROCESSOR] = {"image_processor": _read(source, PICTURES)}
-    for (name, *keys, last), value in changes.items():
-        inner = files[name]
-        for key in keys:
-            inner = inner[key]
-        inner[last] = value
-        if value is ABSENT:
-            del inner[last]
-    for name, content in files.items():
-        write(target / f"{name}.json", content)
-    return target
-
-
-def _read(directory: Path, name: str) -> Any:
-    return json.loads((directory / f"{name}.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def pictures() -> list[bytes]:
-    """Noise of three shapes, which shows each step of a processor."""
-    random, made = np.random.default_rng(0), []
-    for shape in ((97, 201), (150, 67), (40, 33)):
-        file = io.BytesIO()
-        pixels = random.integers(0, 256, (*shape, 3), np.uint8)
-        Image.fromarray(pixels).resize(shape, Image.Resampling.BICUBIC).save(file, "PNG")
-        made.append(file.getvalue())
-    return made
 
 
 @pytest.mark.parametrize(
@@ -262,7 +35,7 @@ def pictures() -> list[bytes]:
     ],
 )
 def test_vectors_are_the_references_or_the_key_is_refused(
-    family: str, varying: Case, pictures: list[bytes], written: WriteCheckpoint, tmp_path: Path
+    family: str, varying: Case, written: WriteCheckpoint, tmp_path: Path
 ) -> None:
     path = varied(written(CASES[family][0]), tmp_path / "varied", varying.changes)
     if varying.refused:
@@ -270,26 +43,36 @@ def test_vectors_are_the_references_or_the_key_is_refused(
             open_model(path)
         assert varying.refused in str(raised.value)
         return
-    given = [Given(parts=(text,)) for text in TEXTS]
-    if family in ("clip", "siglip"):
-        given = [Given(parts=(picture,)) for picture in pictures] + given
+    model, given = open_model(path), inputs_of(family)
+    found = found_by(model, given)
+    if family == "bert_rerank":
+        assert np.abs(found[:, 0] - _scores(path, given, tokens=model.max_tokens)).max() <= 1e-5
+    elif family in ("clip", "siglip"):
         reference = reference_of(path)
         expected = np.stack([reference.answer(each) for each in given])
+        assert cosines(found, expected).min() >= 0.99999
     else:
-        expected = _sentences(path)
-    model = open_model(path)
-    vision = None if model.vision is None else model.load_vision(dtype="float32", device="cpu")
-    text = model.load_text(dtype="float32", device="cpu")
-    found = vectors(model, text, batch_of(model, vision, given))
-    assert cosines(found, expected).min() >= 0.99999
+        assert cosines(found, _sentences(path)).min() >= 0.99999
+    assert_pinned(model, variation(family, varying), found)
+
+
+def _scores(path: Path, pairs: list[Given | Pair], *, tokens: int) -> np.ndarray:
+    """Return the logits of pairs of texts; ``tokens`` is how long a pair may be here."""
+    from sentence_transformers import CrossEncoder
+
+    reference = CrossEncoder(str(path), device="cpu")
+    assert reference.max_seq_length == tokens
+    texts = [(pair.query.parts[0], pair.document.parts[0]) for pair in pairs if isinstance(pair, Pair)]
+    found: np.ndarray = reference.predict(texts, batch_size=1)
+    return found
 
 
 def _sentences(path: Path) -> np.ndarray:
-    """The vectors of the texts, each in a batch of its own: padding on the left moves others' positions."""
+    """Return the vectors of the texts, each in a batch of its own: padding on the left moves positions."""
     from sentence_transformers import SentenceTransformer
 
     if not (path / "modules.json").exists():
-        width = _read(path, CONFIG)["hidden_size"]
+        width = read(path, CONFIG)["hidden_size"]
         types = ("Transformer", "Pooling")
         write(
             path / "modules.json",
@@ -310,35 +93,3 @@ def _sentences(path: Path) -> np.ndarray:
     reference = SentenceTransformer(str(path), device="cpu")
     found: np.ndarray = reference.encode(list(TEXTS), normalize_embeddings=True, batch_size=1)
     return found
-
-
-@pytest.mark.parametrize(
-    ("settings", "refused"),
-    [
-        ({"tokenizer_class": "BertTokenizer"}, ""),
-        ({"tokenizer_class": "BertTokenizer", "model_max_length": 40}, ""),
-        ({"tokenizer_class": "TokenizersBackend"}, ""),
-        ({"tokenizer_class": "DistilBertTokenizer"}, ""),
-        ({}, "model_input_names is missing"),
-    ],
-)
-def test_scores_are_the_references_or_the_key_is_refused(
-    settings: Mapping[str, Any], refused: str, written: WriteCheckpoint, tmp_path: Path
-) -> None:
-    """Of which text a token is, and how long a pair is, the tokenizer says."""
-    from sentence_transformers import CrossEncoder
-
-    changes: dict[tuple[str, ...], Any] = {(SETTINGS, "model_input_names"): ABSENT}
-    changes |= {(SETTINGS, key): value for key, value in settings.items()}
-    path = varied(written(RERANK_TINY), tmp_path / "varied", changes)
-    if refused:
-        with pytest.raises(CheckpointError, match=refused):
-            open_model(path)
-        return
-    model: Any = open_model(path)
-    reference = CrossEncoder(str(path), device="cpu")
-    assert model.max_tokens == reference.max_seq_length
-    texts = [(TEXTS[0], TEXTS[0]), (TEXTS[0], "bridge")]
-    pairs = [Pair(query=Given(parts=(query,)), document=Given(parts=(text,))) for query, text in texts]
-    expected = reference.predict(texts, batch_size=1)
-    assert np.abs(logits(model, pairs)[:, 0] - expected).max() <= 1e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -142,9 +143,24 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 
 def test_packed_signs() -> None:
     row = np.array([[1, -1, 0, -0.5, 0.5, -1, -1, 1]], np.float32)
-    assert convert(row, EmbedDtype.UBINARY).tolist() == [[0b10101001]]
-    assert convert(row, EmbedDtype.BINARY).tolist() == [[0b10101001 - 128]]
+    assert convert(row, EmbedDtype.UBINARY).tolist() == [[0b10001001]]
+    assert convert(row, EmbedDtype.BINARY).tolist() == [[0b10001001 - 128]]
     assert convert(-row - 1, EmbedDtype.BINARY).dtype == np.int8
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers 6.2")
+@pytest.mark.parametrize("width", [8, 64, 61])
+def test_packed_signs_are_those_of_the_reference(width: int) -> None:
+    """Zeros are common behind a ReLU: as positive ones they would be nearly all bits."""
+    from sentence_transformers.util import quantize_embeddings
+
+    rows = np.random.default_rng(1).standard_normal((50, width)).astype(np.float32)
+    rows[:20] = np.maximum(rows[:20], 0)
+    rows[20:30] = np.minimum(rows[20:30], -0.0)
+    rows[30] = 0
+    for dtype in (EmbedDtype.BINARY, EmbedDtype.UBINARY):
+        assert (convert(rows, dtype) == quantize_embeddings(rows, precision=dtype.value)).all()
 
 
 def test_cutting_renormalises_only_when_asked() -> None:

@@ -105,6 +105,7 @@ def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, 
     [
         ({"architectures": ["LlamaForCausalLM"]}, "architectures"),
         ({"attention_bias": True}, "attention_bias"),
+        ({"is_causal": True}, "is_causal"),
         ({"pooling": "colbert"}, "pooling must be one of"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": 100}, "has id 1999, but vocab_size is 100"),

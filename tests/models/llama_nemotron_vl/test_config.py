@@ -180,6 +180,8 @@ def test_widths(full: Path) -> None:
         ("llm_config.rms_norm_eps", -1.0, "llm_config.rms_norm_eps must be positive"),
         ("llm_config.hidden_act", "swish2", "llm_config.hidden_act must be one of"),
         ("llm_config.attention_bias", True, "biases in the backbone are not supported"),
+        ("llm_config.is_causal", True, "causal backbones are not supported"),
+        ("is_causal", True, "causal backbones are not supported"),
         ("llm_config.mlp_bias", 1, "llm_config.mlp_bias must be true or false"),
         ("llm_config.architectures", ["LlamaModel"], "architectures must be"),
         ("llm_config.rope_scaling.rope_type", "yarn", "rope_scaling.rope_type must be one of"),

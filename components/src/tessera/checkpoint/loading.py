@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _MAPPED_BYTES: Final = 64 << 20
 # By the lower three bits; the fourth is the sign.
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Without the sign; all others are finite.
+_E4M3_NAN: Final = 0x7F
 
 
 _AS_STORED: ContextVar[bool] = ContextVar("_AS_STORED", default=False)
@@ -85,12 +88,16 @@ def fill(
 
     ``part`` is what precedes the parameters' names in the tensors' canonical names. ``sources`` lists, for a
     submodule's name, the stored names that it stands for: its parameter is their rows, one after another.
-    Says how far it has come where that takes longer. Raises ``CheckpointError`` for a file that ends early.
+    Says how far it has come where that takes longer. Raises ``CheckpointError`` for a file that ends early,
+    and for a tensor with a value that is not finite in ``dtype``.
     """
     parameters = dict(module.named_parameters())
     read = {name: [tensors[source] for source in stored_names(part + name, sources)] for name in parameters}
     total = sum(tensor.nbytes for each in read.values() for tensor in each)
     progress = Progress(log, f"loading weights of {type(module).__name__}", total)
+    filled: dict[str, torch.Tensor] = {}
+    # The least and the largest value of each, which are looked at together: a GPU is waited for once.
+    ranges: list[torch.Tensor] = []
     with TensorReader() as reader:
         for name, placeholder in parameters.items():
             owner, _, attribute = name.rpartition(".")
@@ -111,6 +118,11 @@ def fill(
                 offset += tensor.count
             assert offset == flat.numel(), f"{name} was filled with {offset} of {flat.numel()} numbers"
             setattr(holder, attribute, nn.Parameter(value, requires_grad=False))
+            filled[name] = flat
+            ranges.append(torch.stack(flat.aminmax()))
+        if not all(finite := torch.stack(ranges).isfinite().all(dim=1).tolist() if ranges else []):
+            name = list(filled)[finite.index(False)]
+            reader.refuse_what_is_not_finite(read[name], filled[name])
 
 
 def stored_names(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
@@ -157,13 +169,31 @@ class TensorReader:
                 value = value[tensor.first : tensor.first + tensor.shape[0]]
         into.copy_(value.reshape(-1))
 
+    def refuse_what_is_not_finite(self, tensors: Sequence[StoredTensor], filled: torch.Tensor) -> NoReturn:
+        """Raise ``CheckpointError`` naming the first of ``tensors`` with a value that is not finite.
+
+        ``filled`` is one-dimensional and was read from all of them, and has such a value.
+        """
+        ends = accumulate(tensor.count for tensor in tensors)
+        spans = ((tensor, slice(end - tensor.count, end)) for tensor, end in zip(tensors, ends, strict=True))
+        tensor, part = next((each, own) for each, span in spans if not _are_finite(own := filled[span]))
+        self.read(tensor, exact := torch.empty(tensor.count))
+        if _are_finite(exact):
+            kind = str(part.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name!r} has values up to {exact.abs().max():.6g}, which"
+                f" {kind} cannot hold: load it in bfloat16 or float32"
+            )
+        raise _not_finite(tensor)
+
     def fp8(
         self, tensors: Sequence[StoredTensor], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return tensors that are ``in_fp8``, one below the other: values, scales, the scale of their inputs.
 
         As ``Product`` has them. They share their inputs, so the largest of their scales serves all; without
-        one for each there is none. Raises ``CheckpointError`` for a scale that is no positive number.
+        one for each there is none. Raises ``CheckpointError`` for a scale that is no positive number, and
+        for a value that is none.
         """
         rows, inner = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         values = torch.empty(rows, inner, dtype=torch.float8_e4m3fn, device=device)
@@ -173,6 +203,8 @@ class TensorReader:
             assert tensor.scales is not None
             part = slice(start, start + tensor.shape[0])
             values[part].copy_(self._stored(tensor))
+            if int((values[part].view(torch.uint8) & _E4M3_NAN).amax()) == _E4M3_NAN:
+                raise _not_finite(tensor)
             scales[part] = self._scale(tensor.scales.of_blocks).reshape(-1).to(device)
             start = part.stop
             if tensor.scales.of_inputs is not None:
@@ -239,6 +271,17 @@ class TensorReader:
             return whole
         rows: torch.Tensor = file.get_slice(tensor.name)[tensor.first : tensor.first + tensor.shape[0]]
         return rows
+
+
+def _are_finite(values: torch.Tensor) -> bool:
+    return bool(values.isfinite().all())
+
+
+def _not_finite(tensor: StoredTensor) -> CheckpointError:
+    return CheckpointError(
+        f"{tensor.file}: tensor {tensor.name!r} has values that are no numbers (NaN, or infinite):"
+        " its training or a conversion went wrong"
+    )
 
 
 def _unpacked(packed: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from tessera.models.base import (
     Truncate,
     architectures_of,
 )
+from tessera.models.declared import pooling_assumed
 from tessera.models.options import OptionsFamily
 from tessera.siblings import MODELS, distribution_of, load, siblings
 from tessera.small_files import read_json
@@ -39,6 +41,8 @@ __all__ = [
     "open_model",
     "try_out",
 ]
+
+log = logging.getLogger(__name__)
 
 _BUILT_IN = (
     "bert",
@@ -112,7 +116,16 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
 
 
 def try_out(model: Model) -> None:
-    """Try a model's tokenizer, once before it is used; raises ``CheckpointError`` (``checkpoint/trial``)."""
+    """Try a model's tokenizer, once before it is used; raises ``CheckpointError`` (``checkpoint/trial``).
+
+    Warns where a vector is made in a way that nothing declares.
+    """
+    if pooling_assumed(model):
+        log.warning(
+            "%s: declares no pooling (no modules.json); the mean is taken, as sentence-transformers does. If"
+            " the model was trained with another one, name it by --model-options",
+            model.path,
+        )
     if (tried := getattr(model, "try_out", None)) is not None:
         tried()
 

@@ -54,6 +54,11 @@ def pooling_modes(model: Model) -> list[PoolingMode] | None:
     return [mode for mode, own in _POOLINGS.items() if own == model.output.pooling] or None
 
 
+def pooling_assumed(model: Model) -> bool:
+    """Return whether nothing says how vectors are made, so that they are the mean, which may be wrong."""
+    return model.output.kind is OutputKind.VECTOR and getattr(model, "pooling_assumed", False)
+
+
 NAMED_ROLES: Final[Mapping[str, Role]] = {
     "query": Role.QUERY,
     "passage": Role.PASSAGE,

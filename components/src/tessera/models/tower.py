@@ -62,7 +62,8 @@ class TowerModel:
     have one, ``lowers_case`` whether texts become lower case where that is declared, ``finds_words`` whether
     texts hold added tokens that are not special, and ``projects_tokens``
     whether modules behind the Transformer are done for each token, and ``declares_causal`` whether
-    ``is_causal`` at the top of ``config.json`` is of the text tower. ``activation`` is of scores, ``marks``
+    ``is_causal`` at the top of ``config.json`` is of the text tower. ``activation`` is of scores,
+    ``pooling_assumed`` says that neither checkpoint nor options have one where families differ, and ``marks``
     are the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
     vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
@@ -70,7 +71,7 @@ class TowerModel:
     """
 
     family: ClassVar[str]
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("score.", "text.head."), ("", "text."))
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
@@ -81,6 +82,7 @@ class TowerModel:
     projects_tokens: ClassVar[bool] = False
     declares_causal: ClassVar[bool] = True
     activation: ScoreActivation = "sigmoid"
+    pooling_assumed: bool = False
     marks: Marks = Marks()
     prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None

@@ -8,7 +8,7 @@ float16   rounded to nearest even
 bfloat16  rounded to nearest even; in JSON the rounded numbers, else their upper 16 bits
 int8      ``round(127 * x / max|x|)`` of the row: cosines survive, lengths do not
 uint8     the int8 value plus 128
-ubinary   eight signs to a byte, most significant bit first, 1 for ``x >= 0``
+ubinary   eight signs to a byte, most significant bit first, 1 for ``x > 0``
 binary    the ubinary byte minus 128
 ========  =====================================================================================
 
@@ -115,7 +115,7 @@ def convert(vectors: Vectors, dtype: EmbedDtype, param: str = "embed_dtype") -> 
             whole: Values = np.rint(vectors * scale).astype(np.int16)
             return whole.astype(np.int8) if dtype is EmbedDtype.INT8 else (whole + 128).astype(np.uint8)
         case EmbedDtype.BINARY | EmbedDtype.UBINARY:
-            packed = np.packbits(vectors >= 0, axis=1)
+            packed = np.packbits(vectors > 0, axis=1)
             return packed if dtype is EmbedDtype.UBINARY else (packed ^ 0x80).view(np.int8)
 
 

@@ -179,6 +179,10 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "description": "How a vector is made of the tokens' states, in the words of sentence-transformers; "
         "null for token vectors and scores.",
     },
+    "pooling_assumed": {
+        "type": "boolean",
+        "description": "Whether neither the checkpoint nor an option says it: then it is the mean.",
+    },
     "prompts": {
         "type": "object",
         "additionalProperties": TEXT,

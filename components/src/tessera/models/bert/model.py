@@ -14,7 +14,7 @@ class Bert(EncoderModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = "bert"
-    version = 2
+    version = 3
 
 
 class BertColbert(ColbertModel, Bert):
@@ -28,7 +28,7 @@ class BertRerank(CrossEncoder, Bert):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "bert_rerank"
-    version = 3
+    version = 4
 
 
 FAMILY: Family = OptionsFamily(

@@ -29,10 +29,10 @@ from tessera.nn.spec import EncoderSpec, Pooling
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``pooling`` is for a checkpoint that declares none; prompts that are not empty win over declared ones.
 
-    ``max_tokens`` bounds one input.
+    Without either it is the mean. ``max_tokens`` bounds one input.
     """
 
-    pooling: Literal["mean", "cls", "lasttoken"] = "mean"
+    pooling: Literal["declared", "mean", "cls", "lasttoken"] = "declared"
     query_prompt: str = ""
     document_prompt: str = ""
     max_tokens: MaxTokens = 8_192
@@ -56,7 +56,12 @@ class ColbertOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: MaxTokens = 8_192
 
 
-_POOLINGS: Final[dict[str, Pooling]] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+_POOLINGS: Final[dict[str, Pooling]] = {
+    "declared": "mean",
+    "mean": "mean",
+    "cls": "first",
+    "lasttoken": "last",
+}
 
 
 # The classes that put these two tokens around a text, whatever ``post_processor`` says (transformers 5.23).
@@ -80,6 +85,7 @@ class EncoderModel(TowerModel):
             declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
         )
         skipped = skipped_prompts(declared, self.prompts)
+        self.pooling_assumed = declared.pooling is None and options.pooling == "declared"
         text = read_encoder(config, body_of(config), pooling=_POOLINGS[options.pooling])
         text = replace(text, skips=bool(skipped))
         self._open(config, text, declared, options, max_tokens=options.max_tokens)

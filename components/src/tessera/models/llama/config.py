@@ -26,9 +26,10 @@ def read_backbone(
 ) -> TextSpec:
     """Read the backbone, whose ``architectures`` is one of those given, or is not there.
 
-    Raises ``CheckpointError`` for what no such backbone has: another architecture, biases.
+    Raises ``CheckpointError`` for what no such backbone has: another architecture, biases, causal attention.
     """
     check_architecture(section, architectures)
+    refuse_causal(section)
     refuse_flags(section, "attention_bias", "mlp_bias", why="; biases in the backbone are not supported")
     layer = read_layer(section, activations=ACTIVATIONS)
     return TextSpec(
@@ -39,6 +40,11 @@ def read_backbone(
         pooling=pooling,
         head=head,
     )
+
+
+def refuse_causal(section: Section) -> None:
+    """Raise ``CheckpointError`` for causal attention, a declaration that the models' own code never reads."""
+    refuse_flags(section, "is_causal", why="; causal backbones are not supported")
 
 
 def read_score_head(config: Section) -> HeadSpec:

@@ -26,6 +26,7 @@ from tessera.models.llama.config import (
     read_backbone,
     read_dimensions,
     read_score_head,
+    refuse_causal,
 )
 from tessera.models.llama.prompt import read_prefixes
 from tessera.nn.spec import LayerSpec, TextSpec
@@ -216,6 +217,7 @@ def _text(config: Section, output: OutputKind) -> TextSpec:
     if not config.flag("bidirectional_attention", True):
         raise config.error("bidirectional_attention", "is false; causal backbones are not supported")
     section = config.section("llm_config")
+    refuse_causal(config)
     if output is OutputKind.TOKENS:
         return read_backbone(section, pooling="none")
     # the composite class hands the backbone's value on where the top level has none

@@ -50,7 +50,7 @@ class Splade(EncoderModel):
     """Implements ``tessera.models.base.Model``; its default output is sparse."""
 
     family = "splade"
-    version = 2
+    version = 3
     kind = OutputKind.SPARSE
     # What comes before the head's product is not recorded.
     features = frozenset({Feature.FP8})

@@ -92,7 +92,7 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
     """Implements ``tessera.models.base.PairModel``; its output is the raw logit of a pair."""
 
     family = "xlm_roberta_rerank"
-    version = 3
+    version = 4
     separators = 2
     typed = False
 
