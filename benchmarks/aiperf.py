@@ -1,9 +1,10 @@
 """``python -m benchmarks.aiperf``: NVIDIA's AIPerf beside the clients of ``http``, on one service.
 
-Both keep so many requests under way for as long, one after the other, with the same texts and images: AIPerf
-sends them in NIM's form (``nim_embeddings``). Where they agree, so do their ways to count and to time. What
-repeats in one repeats in the other; of images that never do, AIPerf is given half as many again as the other
-clients had answers.
+Both keep so many requests under way for as long, in turn and more than once, with the same texts and images:
+AIPerf sends them in NIM's form (``nim_embeddings``). Their ways to count and to time agree where their rates
+are no further apart than those of one of them, which ``apart`` says: its fastest round by its slowest. Rates
+and times are the means of the rounds. What repeats in one repeats in the other; of images that never do,
+AIPerf is given half as many again as the other clients had answers.
 
     scripts/clients aiperf      installs it into .cache/aiperf
 """
@@ -16,12 +17,13 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from benchmarks import http, usage
@@ -29,7 +31,7 @@ from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.service import service
 from tessera.models import open_model
 from tessera_tools.load.bodies import EMBEDDING, Bodies, HttpWorkload
-from tessera_tools.load.clients import drive
+from tessera_tools.load.clients import Outcome, drive
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table, write_csv
 
@@ -40,7 +42,7 @@ _MORE_SECONDS: Final = 300.0
 
 HEADER = (
     "workload", "at once",
-    "requests/s", "AIPerf requests/s", "AIPerf/ours",
+    "requests/s", "AIPerf requests/s", "AIPerf/ours", "apart", "AIPerf apart",
     "p50 ms", "AIPerf p50 ms", "p99 ms", "AIPerf p99 ms", "errors", "AIPerf errors",
 )  # fmt: skip
 
@@ -54,6 +56,32 @@ class Asked:
     entries: int
     warm: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one of them saw: requests a second, milliseconds within which half and 99 % came, what failed."""
+
+    rate: float
+    half: float
+    most: float
+    failed: str
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Round:
+        half, most = (value or nan for value in outcome.quantiles(0.5, 0.99))
+        return cls(rate=outcome.requests_rate, half=half, most=most, failed=outcome.failed)
+
+    @classmethod
+    def reported(cls, report: Mapping[str, Any]) -> Round:
+        """Of AIPerf's own report."""
+        latency, failed = report["request_latency"], report.get("error_request_count") or {"avg": 0}
+        return cls(
+            rate=report["request_throughput"]["avg"],
+            half=latency["p50"],
+            most=latency["p99"],
+            failed=number(failed["avg"]),
+        )
 
 
 def write_inputs(asked: Asked, words: CheckpointWords, file: Path) -> None:
@@ -100,6 +128,18 @@ def profile(
     return found
 
 
+def row(ours: Sequence[Round], theirs: Sequence[Round]) -> tuple[str, ...]:
+    """The rounds of both below ``HEADER``, without its first two."""
+    clients = (ours, theirs)
+    rates = [fmean(each.rate for each in rounds) for rounds in clients]
+    apart = [max(each.rate for each in rounds) / min(each.rate for each in rounds) for rounds in clients]
+    halves = [fmean(each.half for each in rounds) for rounds in clients]
+    most = [fmean(each.most for each in rounds) for rounds in clients]
+    failed = [" ".join(each.failed for each in rounds if each.failed != "0") or "0" for rounds in clients]
+    values = (*rates, rates[1] / rates[0], *apart, *halves, *most)
+    return (*map(number, values), *failed)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.aiperf", __doc__)
     parser.add_argument("--url", nargs="*", help="a running service; started here by default")
@@ -107,10 +147,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads",
         nargs="*",
-        default=["text-128@1,32", "tile-again@8", "tile@32"],
+        default=["text-1024@2", "text-128@1,32", "tile-again@8", "tile@32"],
         metavar="NAME@N,N",
         help=f"with how many requests at once; of {', '.join(EMBEDDING)}",
     )
+    parser.add_argument("--rounds", type=int, default=2, help="of each client, in turn")
     parser.add_argument("--aiperf", type=Path, default=_INSTALLED, help="its executable")
     http.add_shared(parser)
     parser.set_defaults(encoding="float", concurrency=[8], rate=None)
@@ -131,40 +172,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for workload, loops in http.chosen_workloads(options):
             for loop in map(int, loops):
-                ours = drive(http.load(options), urls, workload, loop)
+                name = f"{workload.name}-{loop}"
                 seconds = options.warm + options.seconds
                 fresh = workload.size is not None and workload.fresh
-                entries = ceil(1.5 * ours.requests_rate * seconds) + loop if fresh else _REPEATED
-                asked = Asked(
-                    workload=workload,
-                    at_once=loop,
-                    entries=entries,
-                    warm=options.warm,
-                    seconds=options.seconds,
-                )
-                name = f"{workload.name}-{loop}"
-                write_inputs(asked, words, scratch / f"{name}.jsonl")
-                theirs = profile(
-                    asked, options, urls[0], scratch / f"{name}.jsonl", options.out.absolute() / name
-                )
-                quantiles = ours.quantiles(0.5, 0.99)
-                latency, rate = theirs["request_latency"], theirs["request_throughput"]["avg"]
-                failed = theirs.get("error_request_count") or {"avg": 0}
-                rows.append(
-                    (
-                        workload.name,
-                        str(loop),
-                        number(ours.requests_rate),
-                        number(rate),
-                        number(rate / ours.requests_rate),
-                        number(quantiles[0]),
-                        number(latency["p50"]),
-                        number(quantiles[1]),
-                        number(latency["p99"]),
-                        ours.failed,
-                        number(failed["avg"]),
+                ours: list[Round] = []
+                theirs: list[Round] = []
+                for number_of in range(options.rounds):
+                    ours.append(Round.of(drive(http.load(options), urls, workload, loop)))
+                    entries = ceil(1.5 * ours[-1].rate * seconds) + loop if fresh else _REPEATED
+                    asked = Asked(
+                        workload=workload,
+                        at_once=loop,
+                        entries=entries,
+                        warm=options.warm,
+                        seconds=options.seconds,
                     )
-                )
+                    inputs = scratch / f"{name}.jsonl"
+                    write_inputs(asked, words, inputs)
+                    folder = options.out.absolute() / f"{name}-{number_of}"
+                    theirs.append(Round.reported(profile(asked, options, urls[0], inputs, folder)))
+                rows.append((workload.name, str(loop), *row(ours, theirs)))
                 print("  ".join(rows[-1]), flush=True)
                 write_csv(options.out / "aiperf.csv", HEADER, rows)
     print("\n" + table(HEADER, rows))

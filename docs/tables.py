@@ -1,7 +1,8 @@
-"""``python -m docs.tables``: write the tables of settings, and of models of the hub, in ``docs/``.
+"""``python -m docs.tables``: write the tables of settings, of models of the hub, and of lines of families.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. After the name there may be flags or keys, to
-write these alone, or the heading of a group of flags; else it is what stands in no group.
+write these alone, the heading of a group of flags, or packages of ``models/``; else it is what stands in no
+group.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+import tessera.models
 from tessera.errors import ConfigError
 from tessera.flags import flag_fields
 from tessera.frontend.settings import FrontendSettings
@@ -26,7 +29,8 @@ from tessera_corpus.cli.embed import RunSettings
 from tessera_engines.compiled.spec import BuildSpec, Profile
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md", "docs/models.md")
+_MODELS = Path(tessera.models.__file__).parent
+PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md", "docs/models.md", "CONTRIBUTING.md")
 
 SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "frontend": ("frontend flag", FrontendSettings),
@@ -47,7 +51,7 @@ def written(page: str) -> str:
 
 
 def _region(mark: str, name: str, what: str) -> str:
-    own = {"variables": variables, "engines": _engines, "hub": _hub}
+    own = {"variables": variables, "engines": _engines, "hub": _hub, "packages": partial(_packages, what)}
     table = own[name]() if name in own else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"
 
@@ -162,6 +166,17 @@ def _hub() -> str:
         if models := hub_models_of(family):
             lines.append(f"| `{family.name}` | {', '.join(f'`{model}`' for model in models)} |")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _packages(names: str) -> str:
+    """The lines of packages of ``models/``."""
+    counts = (sum(map(_lines_of, (_MODELS / name).glob("*.py"))) for name in names.split())
+    rows = (f"| `{name}` | {count} |\n" for name, count in zip(names.split(), counts, strict=True))
+    return "| package | lines |\n|---|---|\n" + "".join(rows)
+
+
+def _lines_of(file: Path) -> int:
+    return len(file.read_text().splitlines())
 
 
 def main() -> int:

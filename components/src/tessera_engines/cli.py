@@ -237,7 +237,7 @@ def _add_quantize(commands: Subparsers) -> None:
         "--stage",
         choices=("text", "vision", "all"),
         default="text",
-        help="text by default: vLLM reads no checkpoint whose vision tower is in FP8",
+        help="text by default: vLLM reads no SigLIP or CLIP tower in FP8",
     )
     parser.add_argument("--most-inputs", type=int, default=128, help="texts, and images, that are taken")
     parser.add_argument(

@@ -33,6 +33,9 @@ _WEIGHT: Final = ".weight"
 _LEFT: Final = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".onnx")
 _WRITTEN: Final = (INDEX_FILE, STATE_INDEX_FILE, CONFIG_FILE)
 _LEFT_FOLDERS: Final = ("onnx", "openvino")
+# Left out by name even where a checkpoint holds none: vLLM makes one for a decoder, and where nothing says
+# that it is not in FP8, it waits for scales that no file has and ends.
+_HEAD: Final = "lm_head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +123,7 @@ def write(source: Path, out: Path, parts: Mapping[str, Part], about: Mapping[str
         for tensor in file.tensors
         if len(tensor.shape) == 2 and tensor.name.endswith(_WEIGHT)
     }
-    ignored = left_out(matrices, [name.removesuffix(_WEIGHT) for name in parts])
+    ignored = left_out({*matrices, _HEAD}, [name.removesuffix(_WEIGHT) for name in parts])
     config = json.loads((source / CONFIG_FILE).read_bytes())
     eight = {"dynamic": False, "num_bits": 8, "type": "float"}
     config["quantization_config"] = {
