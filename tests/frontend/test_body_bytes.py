@@ -326,7 +326,9 @@ def in_shared_memory(inputs: dict[str, np.ndarray], offset: int = 0) -> pb.Model
 
 
 @pytest.mark.parametrize(
-    ("make", "rows", "times"), [(in_messages, 18, 120), (in_shared_memory, 75, 30)], ids=["messages", "regions"]
+    ("make", "rows", "times"),
+    [(in_messages, 18, 120), (in_shared_memory, 75, 30)],
+    ids=["messages", "regions"],
 )
 async def test_calls_of_grpc_that_wait_take_no_more_than_the_budget(
     waiting: Running, make: Callable[[dict[str, np.ndarray]], pb.ModelInferRequest], rows: int, times: int

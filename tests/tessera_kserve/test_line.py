@@ -30,9 +30,7 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
     line, places = Line(), Places(1)
 
     async def wait(number: int) -> int:
-        return await line.wait(
-            "room", lambda: places.take(number), client="", deadline=Deadline.after(30)
-        )
+        return await line.wait("room", lambda: places.take(number), client="", deadline=Deadline.after(30))
 
     tasks = []
     for number in range(5):
@@ -50,9 +48,7 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
 async def test_one_room_holds_up_no_other() -> None:
     line, full, free = Line(), Places(0), Places(1)
     deadline = Deadline.after(30)
-    stuck = asyncio.create_task(
-        line.wait("full", lambda: full.take(0), client="", deadline=deadline)
-    )
+    stuck = asyncio.create_task(line.wait("full", lambda: full.take(0), client="", deadline=deadline))
     await until(lambda: line.waiting == 1)
     assert await line.wait("free", lambda: free.take(1), client="", deadline=deadline) == 1
     stuck.cancel()
@@ -65,9 +61,7 @@ async def test_beyond_its_bounds_calls_are_refused_as_nvidias_client_expects() -
     line, places = Line(most=2), Places(0)
     deadline = Deadline.after(30)
     waiting = [
-        asyncio.create_task(
-            line.wait("room", lambda: places.take(0), client="", deadline=deadline)
-        )
+        asyncio.create_task(line.wait("room", lambda: places.take(0), client="", deadline=deadline))
         for _ in range(2)
     ]
     await until(lambda: line.waiting == 2)
@@ -97,9 +91,7 @@ async def test_a_client_whose_share_of_the_room_is_used_holds_up_no_other() -> N
     line, hers, his = Line(), Places(0), Places(1)
     deadline = Deadline.after(30)
     stuck = [
-        asyncio.create_task(
-            line.wait("room", lambda: hers.take(0), client="alice", deadline=deadline)
-        )
+        asyncio.create_task(line.wait("room", lambda: hers.take(0), client="alice", deadline=deadline))
         for _ in range(3)
     ]
     await until(lambda: line.waiting == 3)
@@ -113,16 +105,12 @@ async def test_a_client_leaves_others_a_place_to_wait() -> None:
     line, full, places = Line(most=10), Places(0), Places(0)
     deadline = Deadline.after(30)
     waiting = [
-        asyncio.create_task(
-            line.wait("room", lambda: full.take(0), client="alice", deadline=deadline)
-        )
+        asyncio.create_task(line.wait("room", lambda: full.take(0), client="alice", deadline=deadline))
         for _ in range(20)
     ]
     await until(lambda: sum(task.done() for task in waiting) == 12)
     assert line.waiting == 8
-    other = asyncio.create_task(
-        line.wait("room", lambda: places.take(1), client="bob", deadline=deadline)
-    )
+    other = asyncio.create_task(line.wait("room", lambda: places.take(1), client="bob", deadline=deadline))
     await until(lambda: line.waiting == 9)
     with pytest.raises(Overloaded, match=f"{FULL}: this API key's share"):
         await line.wait("room", lambda: full.take(0), client="alice", deadline=deadline)

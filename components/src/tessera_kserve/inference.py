@@ -15,7 +15,6 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.service import Service
 from tessera.frontend.serving import dispatch
 from tessera.frontend.serving.pipeline import Result
-from tessera.frontend.serving.pipeline import Work as Prepared
 from tessera.logs import note
 from tessera.tasks import Deadline
 from tessera.turns import Threads
@@ -191,9 +190,7 @@ class Inference:
         prepared, held = None, exchange.held_bytes
         while True:
             asked = time.perf_counter()
-            await self._line.wait(
-                served.room, take, client=exchange.client, deadline=exchange.deadline
-            )
+            await self._line.wait(served.room, take, client=exchange.client, deadline=exchange.deadline)
             spent.queue += time.perf_counter() - asked
             try:
                 if prepared is None:

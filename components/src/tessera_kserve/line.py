@@ -38,9 +38,7 @@ class Line:
         """Return the calls that wait."""
         return self._calls.used
 
-    async def wait(
-        self, room: Hashable, take: Callable[[], T], *, client: str, deadline: Deadline
-    ) -> T:
+    async def wait(self, room: Hashable, take: Callable[[], T], *, client: str, deadline: Deadline) -> T:
         """What ``take`` gives, once it does not raise ``Overloaded``.
 
         Raises ``Overloaded`` where too many calls wait already, ``DeadlineExceeded``, and what else ``take`` raises, ``RateLimited`` included: waiting does not help a key against its own rate
