@@ -10,7 +10,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -325,6 +325,19 @@ def in_shared_memory(inputs: dict[str, np.ndarray], offset: int = 0) -> pb.Model
     return call
 
 
+@contextmanager
+def shared(name: str, inputs: dict[str, np.ndarray]) -> Iterator[pb.SystemSharedMemoryRegisterRequest]:
+    """Write a file of shared memory, and yield what registers it."""
+    memory = Path("/dev/shm", name)
+    memory.write_bytes(b"".join(values.tobytes() for values in inputs.values()))
+    try:
+        yield pb.SystemSharedMemoryRegisterRequest(
+            name="pixels", key=f"/{name}", byte_size=memory.stat().st_size
+        )
+    finally:
+        memory.unlink()
+
+
 @pytest.mark.parametrize(
     ("make", "rows", "times"),
     [(in_messages, 18, 120), (in_shared_memory, 75, 30)],
@@ -336,15 +349,10 @@ async def test_calls_of_grpc_that_wait_take_no_more_than_the_budget(
     """1.7 GB of pixels: those that have room wait for a worker, the others for room, and none is refused."""
     inputs, metadata = pixels(rows), (("authorization", f"Bearer {ALICE}"),)
     raw = make(inputs).SerializeToString()
-    memory = Path(f"/dev/shm/{REGIONS}{waiting.grpc_port}")
-    memory.write_bytes(b"".join(values.tobytes() for values in inputs.values()))
-    rest = waiting.alone.forget_peak()
-    try:
+    with shared(f"{REGIONS}{waiting.grpc_port}", inputs) as region:
+        rest = waiting.alone.forget_peak()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{waiting.grpc_port}") as channel:
             register = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryRegister")
-            region = pb.SystemSharedMemoryRegisterRequest(
-                name="pixels", key=f"/{memory.name}", byte_size=memory.stat().st_size
-            )
             await register(region.SerializeToString(), metadata=metadata)
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             calls = [infer(raw, metadata=metadata) for _ in range(times)]
@@ -359,8 +367,6 @@ async def test_calls_of_grpc_that_wait_take_no_more_than_the_budget(
             await asyncio.to_thread(wait_until, lambda: waiting.held_bytes == 0)
             unregister = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryUnregister")
             await unregister(b"", metadata=metadata)
-    finally:
-        memory.unlink()
 
 
 def test_the_memory_comes_back(running: Running) -> None:

@@ -41,8 +41,9 @@ class Line:
     async def wait(self, room: Hashable, take: Callable[[], T], *, client: str, deadline: Deadline) -> T:
         """What ``take`` gives, once it does not raise ``Overloaded``.
 
-        Raises ``Overloaded`` where too many calls wait already, ``DeadlineExceeded``, and what else ``take`` raises, ``RateLimited`` included: waiting does not help a key against its own rate
-        any sooner than the client's next attempt.
+        Raises ``Overloaded`` where too many calls wait already, ``DeadlineExceeded``, and what else ``take``
+        raises, ``RateLimited`` included: waiting does not help a key against its own rate any sooner than the
+        client's next attempt.
         """
         turn = self._turns.get((room, client))
         if turn is None:

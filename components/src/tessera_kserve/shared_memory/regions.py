@@ -196,8 +196,8 @@ class Regions:
     ) -> Call:
         """Return the call with the inputs that it has in regions; the places of its outputs are checked.
 
-        Regions are those of the client. ``hold`` waits for room for their bytes. Raises ``InvalidInput``, ``UnsupportedOperation`` and
-        ``DeadlineExceeded``.
+        Regions are those of the client. ``hold`` waits for room for their bytes. Raises ``InvalidInput``,
+        ``UnsupportedOperation`` and ``DeadlineExceeded``.
         """
         places = call.output_places
         if not call.shared and not places:
