@@ -98,7 +98,7 @@ def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
     """A FIFO would be waited for without end, and a device read until memory ends."""
     os.mkfifo(fifo := tmp_path / "keys")
     for file in (fifo, Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="--api-keys-file .* is no regular file"):
+        with pytest.raises(ConfigError, match=r"--api-keys-file .* is no regular file"):
             read_keys(file, None)
-        with pytest.raises(ConfigError, match="--tls-cert.* is no regular file"):
+        with pytest.raises(ConfigError, match=r"--tls-cert.* is no regular file"):
             Certificate(file, file)
