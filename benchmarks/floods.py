@@ -222,6 +222,16 @@ def empty_tensors(target: Target) -> bytes:
     return _named(target) + b"\x2a\x00" * (_MESSAGE_BYTES // 2)
 
 
+def text_rows(target: Target) -> bytes:
+    """Make a message of long texts, which wait for a thread as soon as it is parsed."""
+    text = b"word " * (MIB * 4 // 5 - 20)
+    message = pb.ModelInferRequest(model_name=target.model)
+    message.inputs.add(name="text", shape=[7, 1], datatype="BYTES")
+    message.parameters["truncate"].string_param = "END"
+    message.raw_input_contents.append((len(text).to_bytes(4, "little") + text) * 7)
+    return bytes(message.SerializeToString())
+
+
 def _named(target: Target) -> bytes:
     return b"\x0a" + _varint(len(target.model)) + target.model.encode()
 
@@ -385,9 +395,11 @@ FLOODS: Final[dict[str, Flood]] = {
     "24 messages, wrong key": messages("sk-wrong-0123456789", 24),
     "24 messages": messages(ALICE, 24),
     "4 messages, empty tensors": messages(ALICE, 4, empty_tensors),
+    "100 messages, long texts": messages(ALICE, 100, text_rows),
     "8 streams of messages": messages(ALICE, 8, stream=True),
     SLOW_NAMES: addresses("http://slow{number}.example/x", 8, 4),
     "3 x 256 slow pictures": addresses("http://127.0.0.1:{port}/slow/{number}", 256, 3),
+    "40 x 16 large pictures": addresses("http://127.0.0.1:{port}/large/{number}", 16, 40),
     "pictures with bytes behind": addresses("http://127.0.0.1:{port}/behind/{number}", 16, 4),
     "pictures in chunks of a byte": addresses("http://127.0.0.1:{port}/chunks/{number}", 16, 4),
     "pictures behind interim answers": addresses("http://127.0.0.1:{port}/interim/{number}", 16, 4),
@@ -424,7 +436,7 @@ def fresh(picture: bytes) -> bytes:
 class PictureHost:
     """Answers ``/slow`` with a byte now and then, ``/behind`` with bytes behind it, others at once.
 
-    ``/interim`` has no end of interim answers, and ``/chunks`` none of chunks of a byte.
+    ``/large`` has 12 MB, ``/interim`` no end of interim answers, and ``/chunks`` none of chunks of a byte.
     """
 
     def __init__(self) -> None:
@@ -462,6 +474,13 @@ class PictureHost:
                         writer.write(piece * 10_000)
                         await writer.drain()
                     break
+                if path.startswith(b"/large"):
+                    length, piece = len(data) + 12 * MIB, bytes(MIB)
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % length + data)
+                    for _ in range(12):
+                        writer.write(piece)
+                        await writer.drain()
+                    continue
                 behind = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil" * path.startswith(b"/behind")
                 writer.write(head + data + behind)
                 await writer.drain()

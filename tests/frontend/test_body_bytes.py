@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import selectors
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import grpc.aio
+import numpy as np
 import pytest
+from PIL import Image
 
 from tessera_kserve import messages_pb2 as pb
 from tessera_kserve.receiving import WINDOW_BYTES
@@ -31,6 +35,7 @@ MORE = 512 * MIB
 BODY = 60 * MIB
 MESSAGE = 15 * MIB
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
+REGIONS = "tessera-bytes-"
 KSERVE = "/v2/models/router/infer"
 
 
@@ -60,15 +65,18 @@ class Running:
         return connection
 
 
-@pytest.fixture(scope="module")
-def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("bytes")
+def started(checkpoint: Path, folder: Path, *flags: str) -> Iterator[Running]:
     (folder / "keys").write_text(f"{ALICE} alice\n{BOB} bob\n")
     (port,) = free_ports(1)
-    flags = ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
+    flags += ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
     flags += ("--max-bodies-mb", str(BUDGET // MIB))
     with frontend_process(checkpoint, folder, *flags) as alone:
         yield Running(alone, port)
+
+
+@pytest.fixture(scope="module")
+def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from started(checkpoint, tmp_path_factory.mktemp("bytes"))
 
 
 def headers(key: str) -> dict[str, str]:
@@ -261,6 +269,104 @@ async def test_streams_that_never_end_their_message_are_few(running: Running) ->
             stream.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
     await asyncio.to_thread(wait_until, lambda: running.held_bytes == 0)
+
+
+@pytest.fixture(scope="module")
+def waiting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A frontend whose requests wait for a worker, which does not come."""
+    flags = ("--worker-wait-seconds", "600", "--request-timeout-seconds", "600")
+    flags += ("--kserve-shared-memory", REGIONS)
+    yield from started(checkpoint, tmp_path_factory.mktemp("waiting"), *flags)
+
+
+def test_a_request_holds_its_bytes_until_it_is_answered(waiting: Running) -> None:
+    """What was a body is a text or an image then, which lives as long."""
+    picture = BytesIO()
+    Image.new("RGB", (64, 64)).save(picture, "PNG")
+    # A decoder looks at no more than it needs.
+    url = b"data:image/png;base64," + base64.b64encode(picture.getvalue() + bytes(8 * MIB))
+    body = b'{"input": [{"type": "image_url", "image_url": {"url": "%s"}}]}' % url
+    with waiting.announce("/v1/embeddings", ALICE, length=len(body)) as connection:
+        connection.sendall(body)
+        # Large bodies are read one after another, each in two turns.
+        for _ in range(3):
+            answer = waiting.alone.http.post("/v1/embeddings", content=b"[" * 2 * MIB, headers=headers(ALICE))
+            assert answer.status_code == 400
+        assert waiting.held_bytes == len(body)
+        assert statuses([connection]) == {b"": 1}
+    wait_until(lambda: waiting.held_bytes == 0)
+
+
+def pixels(rows: int) -> dict[str, np.ndarray]:
+    """Return the inputs of a call; the model takes tiles of 256 pixels."""
+    return {
+        "input_ids": np.ones((rows, 2), "<i8"),
+        "pixel_values": np.zeros((rows, 1, 3, 256, 256), "<f4"),
+    }
+
+
+def in_messages(inputs: dict[str, np.ndarray]) -> pb.ModelInferRequest:
+    call = pb.ModelInferRequest(model_name="router")
+    for name, values in inputs.items():
+        datatype = "INT64" if values.dtype.kind == "i" else "FP32"
+        call.inputs.add(name=name, datatype=datatype, shape=values.shape)
+        call.raw_input_contents.append(values.tobytes())
+    return call
+
+
+def in_shared_memory(inputs: dict[str, np.ndarray], offset: int = 0) -> pb.ModelInferRequest:
+    call = in_messages(inputs)
+    call.ClearField("raw_input_contents")
+    for tensor, values in zip(call.inputs, inputs.values(), strict=True):
+        tensor.parameters["shared_memory_region"].string_param = "pixels"
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+        tensor.parameters["shared_memory_byte_size"].int64_param = values.nbytes
+        offset += values.nbytes
+    return call
+
+
+@contextmanager
+def shared(name: str, inputs: dict[str, np.ndarray]) -> Iterator[pb.SystemSharedMemoryRegisterRequest]:
+    """Write a file of shared memory, and yield what registers it."""
+    memory = Path("/dev/shm", name)
+    memory.write_bytes(b"".join(values.tobytes() for values in inputs.values()))
+    try:
+        yield pb.SystemSharedMemoryRegisterRequest(
+            name="pixels", key=f"/{name}", byte_size=memory.stat().st_size
+        )
+    finally:
+        memory.unlink()
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "times"),
+    [(in_messages, 18, 120), (in_shared_memory, 75, 30)],
+    ids=["messages", "regions"],
+)
+async def test_calls_of_grpc_that_wait_take_no_more_than_the_budget(
+    waiting: Running, make: Callable[[dict[str, np.ndarray]], pb.ModelInferRequest], rows: int, times: int
+) -> None:
+    """1.7 GB of pixels: those that have room wait for a worker, the others for room, and none is refused."""
+    inputs, metadata = pixels(rows), (("authorization", f"Bearer {ALICE}"),)
+    raw = make(inputs).SerializeToString()
+    with shared(f"{REGIONS}{waiting.grpc_port}", inputs) as region:
+        rest = waiting.alone.forget_peak()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{waiting.grpc_port}") as channel:
+            register = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryRegister")
+            await register(region.SerializeToString(), metadata=metadata)
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            calls = [infer(raw, metadata=metadata) for _ in range(times)]
+            # Four fifths of the budget, less what another one, or the largest message, would have.
+            least = BUDGET * 4 // 5 - 60 * MIB
+            await asyncio.to_thread(wait_until, lambda: waiting.held_bytes >= least)
+            await asyncio.sleep(2)
+            assert not any(call.done() for call in calls)
+            assert waiting.alone.peak_bytes - rest < BUDGET + MORE
+            for call in calls:
+                call.cancel()
+            await asyncio.to_thread(wait_until, lambda: waiting.held_bytes == 0)
+            unregister = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryUnregister")
+            await unregister(b"", metadata=metadata)
 
 
 def test_the_memory_comes_back(running: Running) -> None:

@@ -105,7 +105,16 @@ PLACE = {"shared_memory_region": "ids", "shared_memory_byte_size": 24}
 
 
 async def loaded(regions: Regions, call: Call) -> Call:
-    return await regions.load("", call, Deadline.after(60))
+    held: list[int] = []
+
+    async def hold(nbytes: int) -> None:
+        held.append(nbytes)
+
+    before = call.nbytes
+    loaded = await regions.load("", call, Deadline.after(60), hold)
+    # Of what is read there, and of nothing else.
+    assert sum(held) == loaded.nbytes - before
+    return loaded
 
 
 async def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path]) -> None:

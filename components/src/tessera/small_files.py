@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MOST_JSON_BYTES: Final = 64 << 20
 # A second for each MB.
 MOST_YAML_BYTES: Final = 4 << 20
+# 32,768 of 500 characters each.
+MOST_KEYS_BYTES: Final = 16 << 20
 
 _CHUNK_BYTES: Final = 1 << 20
 # Each level takes calls of Python, and how many it has left differs between processes: compilers raise it.

@@ -118,7 +118,9 @@ class GrpcServer:
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
         self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
-        self._receiver = Receiver(settings.max_message_bytes, lambda: service.admission.bodies.own)
+        self._receiver = Receiver(
+            settings.max_message_bytes, lambda: service.admission.bodies.own, inference.hold
+        )
         self._watching: asyncio.Task[None] | None = None
         most = limits.max_in_flight + MOST_WAITING + _SPARE_CALLS
         # A stream is one however many of its messages are under way, and one that is silent is one, too.
@@ -296,7 +298,6 @@ class GrpcServer:
         inference = self._inference
         read = partial(message.read, exchange.peer)
         call = await inference.in_turn(read, exchange, len(message.raw), body=True)
-        exchange.let_go()
         exchange.deadline = inference.deadline(context.time_remaining(), call)
         answer = await inference.infer(call, exchange)
         return await inference.in_turn(partial(write_answer, answer, call), exchange, answer.nbytes)

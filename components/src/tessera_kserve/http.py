@@ -295,7 +295,6 @@ class Routes:
         exchange.leave()
         self._inference.offers.find(name, version)
         call, binary = await self._call(request, exchange, name, version)
-        exchange.let_go()
         exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
         answer = await exchange.departure.during(self._inference.infer(call, exchange))
         write = partial(write_answer, answer, call, binary)

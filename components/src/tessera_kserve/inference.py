@@ -15,7 +15,6 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.service import Service
 from tessera.frontend.serving import dispatch
 from tessera.frontend.serving.pipeline import Result
-from tessera.frontend.serving.pipeline import Work as Prepared
 from tessera.logs import note
 from tessera.tasks import Deadline
 from tessera.turns import Threads
@@ -107,6 +106,14 @@ class Inference:
             return await self.aside(work, exchange, service.bodies)
         return await self.aside(work, exchange)
 
+    async def hold(self, exchange: Exchange, nbytes: int) -> None:
+        """Wait until the exchange holds so many bytes more; raises as ``Line.wait``.
+
+        Those that need few do not wait behind those that need many.
+        """
+        take = partial(exchange.hold, nbytes)
+        await self._line.wait(nbytes, take, client=exchange.client, deadline=exchange.deadline)
+
     async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
         """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
         async with exchange.deadline.bound():
@@ -130,7 +137,7 @@ class Inference:
         note(model=offer.served.served.model, kserve=offer.name)
         call.check_parameters(offer.parameters)
         check_outputs(offer, call)
-        call = await self.regions.load(exchange.client, call, exchange.deadline)
+        call = await self.regions.load(exchange.client, call, exchange.deadline, partial(self.hold, exchange))
         spent.batch = check_inputs(offer, call)
         work = await self.in_turn(partial(offer.read, call), exchange, call.nbytes)
         exchange.count()
@@ -178,13 +185,12 @@ class Inference:
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,
+            hold=exchange.hold,
         )
-        prepared: Prepared | None = None
+        prepared, held = None, exchange.held_bytes
         while True:
             asked = time.perf_counter()
-            await self._line.wait(
-                served.room, take, client=exchange.client, nbytes=call.nbytes, deadline=exchange.deadline
-            )
+            await self._line.wait(served.room, take, client=exchange.client, deadline=exchange.deadline)
             spent.queue += time.perf_counter() - asked
             try:
                 if prepared is None:
@@ -198,8 +204,11 @@ class Inference:
             except RateLimited:
                 raise
             except Overloaded:
-                # Its cost was known too late, or a worker has less room than it had said.
+                # Its cost was known too late, or a worker has less room than it had said, or its images have
+                # none. Those are read again.
                 asked = time.perf_counter()
+                if prepared is None:
+                    exchange.hold_only(held)
                 exchange.deadline.left()
             else:
                 spent.queue += result.timings.queue_ms / 1e3

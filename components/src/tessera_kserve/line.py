@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 MOST_WAITING: Final = 1024
 """Calls that wait at a time, of one frontend."""
-MOST_BYTES: Final = 512 << 20
-"""Of their tensors together."""
 FULL: Final = "Exceeds maximum queue size"
 """What NVIDIA's own clients look for in the message of an UNAVAILABLE, to send the request again."""
 
@@ -28,12 +26,11 @@ class Line:
     """Owned by one event loop. Those that wait for one room do not hold up those of another.
 
     Nor do those of one client hold up another's: each looks for room by itself, which has shares, and has
-    its share of the calls, and of their bytes, that may wait.
+    its share of the calls that may wait. Their bytes are counted where they are read.
     """
 
-    def __init__(self, *, most: int = MOST_WAITING, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, *, most: int = MOST_WAITING) -> None:
         self._calls = Budget(lambda: most, "the line", "requests that wait")
-        self._bytes = Budget(lambda: most_bytes, "the line", "bytes of requests that wait")
         self._turns: WeakValueDictionary[tuple[Hashable, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -41,19 +38,12 @@ class Line:
         """Return the calls that wait."""
         return self._calls.used
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the calls that wait."""
-        return self._bytes.used
-
-    async def wait(
-        self, room: Hashable, take: Callable[[], T], *, client: str, nbytes: int, deadline: Deadline
-    ) -> T:
+    async def wait(self, room: Hashable, take: Callable[[], T], *, client: str, deadline: Deadline) -> T:
         """What ``take`` gives, once it does not raise ``Overloaded``.
 
-        Raises ``Overloaded`` where too many calls, or bytes of them, wait already, ``DeadlineExceeded``, and
-        what else ``take`` raises, ``RateLimited`` included: waiting does not help a key against its own rate
-        any sooner than the client's next attempt.
+        Raises ``Overloaded`` where too many calls wait already, ``DeadlineExceeded``, and what else ``take``
+        raises, ``RateLimited`` included: waiting does not help a key against its own rate any sooner than the
+        client's next attempt.
         """
         turn = self._turns.get((room, client))
         if turn is None:
@@ -65,7 +55,9 @@ class Line:
                 raise
             except Overloaded:
                 pass
-        self._enter(client, nbytes)
+        if not self._calls.admits(client, 1):
+            raise self._calls.overloaded(client, 1, f"{FULL}: ")
+        self._calls.take(client, 1)
         try:
             async with asyncio.timeout(deadline.left()):
                 async with turn:
@@ -80,11 +72,3 @@ class Line:
             raise DeadlineExceeded("there was no room for the request in time") from None
         finally:
             self._calls.give(client, 1)
-            self._bytes.give(client, nbytes)
-
-    def _enter(self, client: str, nbytes: int) -> None:
-        for budget, amount in ((self._calls, 1), (self._bytes, nbytes)):
-            if not budget.admits(client, amount):
-                raise budget.overloaded(client, amount, f"{FULL}: ")
-        self._calls.take(client, 1)
-        self._bytes.take(client, nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,9 +56,18 @@ class Receiver:
     They are received in turns by client.
     """
 
-    def __init__(self, max_bytes: int, held_bytes: Callable[[], int]) -> None:
-        """``max_bytes`` is what gRPC takes of a message, ``held_bytes`` gives those of bodies in use."""
+    def __init__(
+        self,
+        max_bytes: int,
+        held_bytes: Callable[[], int],
+        hold: Callable[[Exchange, int], Awaitable[None]],
+    ) -> None:
+        """``max_bytes`` is what gRPC takes of a message, ``held_bytes`` gives those of bodies in use.
+
+        ``hold`` waits for room for the bytes of an exchange.
+        """
         self._max_bytes = max_bytes
+        self._hold = hold
         slots = max(1, _UNKNOWN_BYTES // max_bytes)
         self._turns, self._stream_turns = Turns(slots), Turns(slots)
         self.silence = Silence(held_bytes)
@@ -69,28 +78,21 @@ class Receiver:
     async def receive(self, context: Any, exchange: Exchange) -> bytes:
         """Return the message of a call's context, whose bytes its exchange then holds.
 
-        Raises ``Overloaded`` where there is no room for it, and ``RequestCancelled`` where there is none.
+        Raises ``Overloaded`` where too many wait for room, and ``RequestCancelled`` where there is none.
         """
-        exchange.hold(WINDOW_BYTES)
-        client, bodies = exchange.client, exchange.bodies
-
-        def leave() -> bool:
-            """Hold the bytes of the largest message instead of a turn, if there is room for them."""
-            if bodies is None or not bodies.admits(client, self._max_bytes):
-                return False
-            exchange.hold(self._max_bytes)
-            return True
-
+        await self._hold(exchange, WINDOW_BYTES)
+        room = False
         await self._pace.take(self._turns, exchange)
-        with _turn(self._turns, client, leave):
+        with _turn(self._turns, exchange.client, lambda: room):
+            await self._hold(exchange, self._max_bytes)
+            room = True
             # gRPC's iterator would hold the message until a full collection.
             raw = await _Read(context, self._joins)
         self._pace.count(exchange, raw)
         if raw is grpc.aio.EOF:
             # Or it is too large: gRPC answers that itself, and does not tell.
             raise RequestCancelled("the call ended before its message had come")
-        exchange.let_go()
-        exchange.hold(len(raw))
+        exchange.hold_only(len(raw))
         return raw  # type: ignore[no-any-return]
 
     async def receive_next(self, context: Any, exchange: Exchange, *, large: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tessera.frontend.admission.room import Admission
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.middleware import RequestMiddleware
+from tessera.frontend.http.tls import Certificate
 from tessera.frontend.metrics import FrontendMetrics
 
 ONE, TWO = "sk-one-0123456789", "sk-two-0123456789"
@@ -90,3 +92,13 @@ def test_environments_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_keys(None, text)
     assert ONE not in str(caught.value)
+
+
+def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
+    """A FIFO would be waited for without end, and a device read until memory ends."""
+    os.mkfifo(fifo := tmp_path / "keys")
+    for file in (fifo, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=r"--api-keys-file .* is no regular file"):
+            read_keys(file, None)
+        with pytest.raises(ConfigError, match=r"--tls-cert.* is no regular file"):
+            Certificate(file, file)

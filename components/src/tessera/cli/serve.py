@@ -50,7 +50,7 @@ from tessera.launch.variables import (
     without_settings,
 )
 from tessera.settings import Field
-from tessera.small_files import read_yaml, why_unread
+from tessera.small_files import MOST_KEYS_BYTES, read_regular, read_yaml, why_unread
 from tessera.terminal import complain, near
 
 _TEXT: Final = """\
@@ -422,7 +422,7 @@ def _keys(frontend: Sequence[str]) -> tuple[str, bytes] | None:
     if not files:
         return None
     try:
-        return files[-1], hashlib.sha256(Path(files[-1]).read_bytes()).digest()
+        return files[-1], hashlib.sha256(read_regular(files[-1], MOST_KEYS_BYTES)).digest()
     except OSError:
         # Frontends say what is wrong with it.
         return files[-1], b""

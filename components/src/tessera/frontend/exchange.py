@@ -97,17 +97,30 @@ class Exchange:
         self._paid = True
 
     def hold(self, nbytes: int) -> None:
-        """Hold bytes of the body before they are read; raises ``Overloaded`` where bodies have no room."""
+        """Hold bytes before they are read; raises ``Overloaded`` where requests have no room for them.
+
+        They are those of the body, of images that it names, of tensors in shared memory. All stay held until
+        the answer begins: what is made of them, texts and images, lives as long.
+        """
         if self.bodies is not None:
             self.bodies.hold(self.client, nbytes)
             self._held_bytes += nbytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that the request holds."""
+        return self._held_bytes
+
+    def hold_only(self, nbytes: int) -> None:
+        """Hold so many bytes, which are no more than are held already."""
+        if self.bodies is not None and self._held_bytes > nbytes:
+            self.bodies.give(self.client, self._held_bytes - nbytes)
+            self._held_bytes = nbytes
+
     def let_go(self) -> None:
-        """Give back the bytes of the body, which is parsed or not wanted any more."""
+        """Give back the bytes of the request, which is answered or not wanted any more."""
         self.body = None
-        if self.bodies is not None and self._held_bytes:
-            self.bodies.give(self.client, self._held_bytes)
-            self._held_bytes = 0
+        self.hold_only(0)
 
     def leave(self) -> None:
         """Give the request's place back, if it has one."""

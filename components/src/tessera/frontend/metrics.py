@@ -150,7 +150,7 @@ class FrontendMetrics:
         )
         watch(
             "tessera_body_bytes",
-            "Bytes of the bodies that are being read or parsed, as announced",
+            "Bytes of bodies, as announced, and of fetched images, until they are answered",
             lambda: admission.bodies.used,
         )
         admission.bodies.refused = self.refused.labels("bodies").inc

@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             flag="--max-bodies-mb",
             unit=MIB,
             check=POSITIVE,
-            help="all bodies that are being read or parsed, as announced; more are refused with 429",
+            help="all bodies, as announced, and fetched images until they are answered; more get 429",
             more="The frontends of a port share it, and keys get fair shares. A body that is alone is always "
             "read",
         ),

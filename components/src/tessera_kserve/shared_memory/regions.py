@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import ipaddress
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -191,11 +191,13 @@ class Regions:
             if region.client == client and isinstance(region.memory, kind)
         ]
 
-    async def load(self, client: str, call: Call, deadline: Deadline) -> Call:
+    async def load(
+        self, client: str, call: Call, deadline: Deadline, hold: Callable[[int], Awaitable[None]]
+    ) -> Call:
         """Return the call with the inputs that it has in regions; the places of its outputs are checked.
 
-        Regions are those of the client. Raises ``InvalidInput``, ``UnsupportedOperation`` and
-        ``DeadlineExceeded``.
+        Regions are those of the client. ``hold`` waits for room for their bytes. Raises ``InvalidInput``,
+        ``UnsupportedOperation`` and ``DeadlineExceeded``.
         """
         places = call.output_places
         if not call.shared and not places:
@@ -210,6 +212,7 @@ class Regions:
                 raise InvalidInput.at(name, f"a call has {self._most_bytes} bytes at most")
         if not call.shared:
             return call
+        await hold(total - call.nbytes)
         return await self.aside(client, deadline, self._loaded, client, call, total)
 
     def _loaded(self, client: str, call: Call, nbytes: int) -> Call:

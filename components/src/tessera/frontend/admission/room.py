@@ -175,7 +175,7 @@ class GroupBudget(Budget):
 
 
 BODY_BYTES: Final = 512 << 20
-"""Bytes that the bodies of all requests may have at a time, until they are parsed."""
+"""Bytes that the bodies of all requests, and images that they name, may have at a time."""
 
 
 class Room:
@@ -222,7 +222,7 @@ class Admission:
 
     The head of a request says nothing of its model: where there are several it is let in as long as one of
     them has room for such a request, so that a flood of requests for one does not turn those for another
-    away. Requests, and bytes of ``answers`` and of ``bodies`` until those are parsed, are shared by all
+    away. Requests, and bytes of ``answers`` and of ``bodies``, are shared by all
     models, fairly between clients. ``max_requests`` is a model's. ``max_response_bytes`` is the limit of one
     answer, ``body_bytes`` that of all bodies.
     """

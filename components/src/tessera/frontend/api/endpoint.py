@@ -432,7 +432,8 @@ class Endpoint:
                     return served, translate(parsed, served.served)
 
             served, task = await self._turns.run(parse, exchange.client)
-        exchange.let_go()
+        # Its texts and images go on to hold what it held.
+        exchange.body = None
         return served, task
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
@@ -523,6 +524,7 @@ class Endpoint:
             client=exchange.client,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            hold=exchange.hold,
         )
 
     async def json(self, http: Request) -> Json:

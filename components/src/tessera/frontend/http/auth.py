@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from tessera.errors import ConfigError
+from tessera.small_files import MOST_KEYS_BYTES, read_regular
 
 API_KEYS_VARIABLE: Final = "TESSERA_API_KEYS"
 
@@ -36,7 +37,7 @@ def read_keys(file: Path | None, variable: str | None) -> tuple[ApiKey, ...]:
     keys: list[ApiKey] = []
     if file is not None:
         try:
-            lines = file.read_text("utf-8").splitlines()
+            lines = read_regular(file, MOST_KEYS_BYTES).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             # Not the error itself: of bytes that are no text it quotes what may be a key.
             why = error.strerror if isinstance(error, OSError) else "is no UTF-8 text"

@@ -224,6 +224,7 @@ class RequestMiddleware:
         async def sending(message: Message) -> None:
             nonlocal status, seconds
             if message["type"] == "http.response.start":
+                exchange.let_go()
                 status = message["status"]
                 headers = message["headers"]
                 if not any(name == b"x-request-id" for name, _ in headers):

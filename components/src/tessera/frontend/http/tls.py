@@ -16,6 +16,7 @@ import msgspec
 
 from tessera.errors import ConfigError
 from tessera.settings import Setting
+from tessera.small_files import read_regular
 from tessera.tasks import KEEPER
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Certificate:
 
 def _read(path: Path, flag: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise ConfigError(f"{flag}: {error.strerror}") from error
 

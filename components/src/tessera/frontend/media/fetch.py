@@ -339,7 +339,7 @@ class Fetcher:
             await stream.came()
             if len(body) + len(chunk) > limit:
                 raise _too_large(target, param, limit)
-            budget.take(len(chunk), param=param)
+            budget.bring(len(chunk), param=param)
             body += chunk
         if _has_bytes_behind(answer):
             # They would be taken for the next answer of that host, whoever asks for it.

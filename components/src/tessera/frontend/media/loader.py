@@ -255,15 +255,21 @@ class LoadedImage:
     size: tuple[int, int]
 
 
+def unbounded(nbytes: int) -> None:
+    """Take bytes that nobody counts."""
+
+
 @dataclass(slots=True)
 class MediaBudget:
     """Counts bytes while they arrive, so that many images cannot fill the memory side by side.
 
-    ``client`` is whose share of fetches, look-ups and threads the images take.
+    ``client`` is whose share of fetches, look-ups and threads the images take. ``hold`` takes what all
+    requests together may hold of images that they only name; it raises ``Overloaded``.
     """
 
     limit: int
     client: str = ""
+    hold: Callable[[int], None] = unbounded
     taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
@@ -273,6 +279,11 @@ class MediaBudget:
             raise PayloadTooLarge.at(
                 param, f"the images of this request are larger than {self.limit} bytes together"
             )
+
+    def bring(self, nbytes: int, *, param: str) -> None:
+        """Take bytes that did not come with the request; raises ``Overloaded``, too."""
+        self.take(nbytes, param=param)
+        self.hold(nbytes)
 
 
 class MediaLoader:
@@ -340,9 +351,9 @@ class MediaLoader:
         async with deadline.bound():
             return await self.threads.run(work, client)
 
-    def budget(self, client: str = "") -> MediaBudget:
+    def budget(self, client: str = "", hold: Callable[[int], None] = unbounded) -> MediaBudget:
         """For the images of one request of this client."""
-        return MediaBudget(self._limits.max_request_bytes, client)
+        return MediaBudget(self._limits.max_request_bytes, client, hold)
 
     async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
         """Return the bytes that the URL or the path of a source leads to."""
@@ -354,7 +365,7 @@ class MediaLoader:
             # Each is read whole on a thread, so only what came before counts against it.
             read = partial(read_local, url, root=self._root, max_bytes=limit, param=param)
             data = await self._aside(read, deadline, budget.client)
-            budget.take(len(data), param=param)
+            budget.bring(len(data), param=param)
             return data
         refuse_path(source.url, param)
         raise InvalidInput.at(param, "expected a data, http, https or file URL")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -26,6 +26,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
+from tessera.frontend.media.loader import unbounded
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
@@ -52,7 +53,8 @@ class Call:
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
     kept of the request is for others with the same ``cache_salt``. ``outputs``
     names them. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
-    an item becomes one number: how well its rows match those of its query.
+    an item becomes one number: how well its rows match those of its query. ``hold`` counts bytes that are
+    read for the request, before they are; it raises ``Overloaded`` where there is no room for them.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class Call:
     cache_salt: str = ""
     outputs: tuple[str, ...] = ()
     queries: Sequence[bytes] = ()
+    hold: Callable[[int], None] = unbounded
 
     def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
         """Ask a worker for the items' rows, with ``left`` seconds until the deadline."""

@@ -118,7 +118,7 @@ class ImageReader:
         visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if self._spec is None:
             return [_refused(entry) if entry.images else entry.malformed or () for entry in inputs]
-        loading = _Loading(self._spec, call, self._media.budget(call.client), salt)
+        loading = _Loading(self._spec, call, self._media.budget(call.client, call.hold), salt)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:
             # Without a task of its own: 8 µs, where base64 and hash of a tile take 13.
