@@ -39,21 +39,17 @@ class _Costs:
 
     def __init__(self, *, pairs: bool) -> None:
         self._pairs = pairs
-        self._means: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        # By kind, how many were learned of and their mean.
+        self._seen: dict[int, tuple[int, float]] = {}
 
     def guess(self, body_bytes: int | None) -> int:
-        kind = _kind(body_bytes)
-        guess = int(self._means.get(kind, _FIRST_GUESS))
-        if body_bytes is None or self._pairs:
-            return guess
-        return min(guess, body_bytes // _BYTES_PER_TOKEN)
+        guess = int(self._seen.get(_kind(body_bytes), (0, _FIRST_GUESS))[1])
+        return guess if body_bytes is None or self._pairs else min(guess, body_bytes // _BYTES_PER_TOKEN)
 
     def learn(self, body_bytes: int | None, tokens: int) -> None:
         kind = _kind(body_bytes)
-        count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        mean = self._means.get(kind, 0.0)
-        self._means[kind] = mean + max(_LEAST_WEIGHT, 1 / count) * (tokens - mean)
+        count, mean = self._seen.get(kind, (0, 0.0))
+        self._seen[kind] = count + 1, mean + max(_LEAST_WEIGHT, 1 / (count + 1)) * (tokens - mean)
 
 
 def _kind(body_bytes: int | None) -> int:

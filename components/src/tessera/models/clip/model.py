@@ -150,7 +150,6 @@ def _vision(config: Section) -> tuple[int, VisionConfig]:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Clip.family,
     model_types=("clip",),
     hub_models=(
         "openai/clip-vit-base-patch32",

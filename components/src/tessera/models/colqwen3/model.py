@@ -107,7 +107,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=ColQwen3.family,
     model_types=(TOMORO, OPS),
     hub_models=(
         "TomoroAI/tomoro-colqwen3-embed-4b",

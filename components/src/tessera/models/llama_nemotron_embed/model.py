@@ -86,7 +86,6 @@ class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
 
 
 FAMILY: Family = OptionsFamily(
-    name=LlamaNemotronEmbed.family,
     model_types=("llama_bidirec",),
     hub_models=("nvidia/llama-nemotron-embed-1b-v2",),
     options=Options,
@@ -95,7 +94,6 @@ FAMILY: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=LlamaNemotronRerank.family,
     model_types=("llama_bidirec",),
     hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
     options=Options,

@@ -54,7 +54,6 @@ class Nemotron3Embed(TowerModel):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Nemotron3Embed.family,
     model_types=("ministral3",),
     hub_models=(
         "nvidia/Nemotron-3-Embed-1B-BF16",

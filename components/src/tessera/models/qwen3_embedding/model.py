@@ -79,7 +79,6 @@ def read_config(config: Section) -> TextSpec:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3Embedding.family,
     model_types=("qwen3",),
     hub_models=("Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "Qwen/Qwen3-Embedding-8B"),
     options=Options,

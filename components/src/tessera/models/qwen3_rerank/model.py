@@ -60,7 +60,6 @@ def read_config(config: Section) -> TextSpec:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3Rerank.family,
     model_types=("qwen3",),
     hub_models=("Qwen/Qwen3-Reranker-0.6B", "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen3-Reranker-8B"),
     options=Options,

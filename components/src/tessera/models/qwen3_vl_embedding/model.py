@@ -67,7 +67,6 @@ def punctuated(instruction: str) -> str:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLEmbedding.family,
     model_types=("qwen3_vl",),
     hub_models=("Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Embedding-8B"),
     options=Options,

@@ -65,7 +65,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLRerank.family,
     model_types=("qwen3_vl",),
     hub_models=("Qwen/Qwen3-VL-Reranker-2B", "Qwen/Qwen3-VL-Reranker-8B"),
     options=Options,

@@ -159,7 +159,6 @@ def read_vision(section: Section, *, patch: int, grid: int) -> VisionConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Siglip.family,
     model_types=("siglip",),
     hub_models=(
         "google/siglip-base-patch16-224",

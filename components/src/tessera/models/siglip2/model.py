@@ -117,7 +117,6 @@ class Siglip2(SiglipTexts):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Siglip2.family,
     model_types=("siglip2",),
     hub_models=("google/siglip2-base-patch16-naflex", "google/siglip2-so400m-patch16-naflex"),
     options=Options,

@@ -123,7 +123,6 @@ class Splade(EncoderModel):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Splade.family,
     model_types=("bert", "distilbert"),
     hub_models=(
         "naver/splade-v3",

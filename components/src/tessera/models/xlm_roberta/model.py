@@ -98,7 +98,6 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
 
 
 FAMILY: Family = OptionsFamily(
-    name=XlmRoberta.family,
     model_types=_TYPES,
     hub_models=(
         "BAAI/bge-m3",
@@ -112,7 +111,6 @@ FAMILY: Family = OptionsFamily(
 )
 
 COLBERT: Family = OptionsFamily(
-    name=XlmRobertaColbert.family,
     model_types=_TYPES,
     options=ColbertOptions,
     opened=XlmRobertaColbert,
@@ -121,7 +119,6 @@ COLBERT: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=XlmRobertaRerank.family,
     model_types=_TYPES,
     hub_models=("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base"),
     options=PairOptions,
