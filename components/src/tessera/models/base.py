@@ -658,14 +658,8 @@ class Outputs:
         return self.by_name[name]
 
 
-_SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]
-_SEQUENTIAL.setflags(write=False)
-
-
 def sequential(tokens: int) -> Int32Array:
-    """int32 ``[1, tokens]``: 0, 1, 2, … for families with one-dimensional positions; not to be written."""
-    if tokens <= _SEQUENTIAL.shape[1]:
-        return _SEQUENTIAL[:, :tokens]
+    """int32 ``[1, tokens]``: 0, 1, 2, … for families with one-dimensional positions."""
     return np.arange(tokens, dtype=np.int32)[None]
 
 

@@ -25,15 +25,16 @@ class Opened(Protocol[T_contra]):
 
     family: str
 
-    def __call__(self, path: Path, options: T_contra, /) -> Model: ...
+    def __call__(self, path: Path, options: T_contra, /) -> Model:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``opened`` is the class of its models, made of a checkpoint's directory and options; it raises
-    ``CheckpointError``.
+    ``opened`` is the class of its models.
     """
 
     model_types: tuple[str, ...]

@@ -25,7 +25,7 @@ class CudaMemory:
     """Implements ``Memory``: ``pointer`` is where this process has it."""
 
     def __init__(self, device_id: int, pointer: int, handle: bytes) -> None:
-        self.described = {"device_id": device_id}
+        self.described: dict[str, str | int] = {"device_id": device_id}
         self._device_id = device_id
         self._pointer = pointer
         self._handle = handle

@@ -24,7 +24,7 @@ class SystemMemory:
     place: Final = str(_FOLDER)
 
     def __init__(self, key: str, offset: int, descriptor: int) -> None:
-        self.described = {"key": key, "offset": offset}
+        self.described: dict[str, str | int] = {"key": key, "offset": offset}
         self._offset = offset
         self._descriptor = descriptor
         status = os.fstat(descriptor)

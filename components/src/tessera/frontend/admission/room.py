@@ -43,6 +43,7 @@ class _Costs:
         self._seen: dict[int, tuple[int, float]] = {}
 
     def guess(self, body_bytes: int | None) -> int:
+        """Return the mean of such requests or, but for pairs, at most what such a body could hold."""
         guess = int(self._seen.get(_kind(body_bytes), (0, _FIRST_GUESS))[1])
         return guess if body_bytes is None or self._pairs else min(guess, body_bytes // _BYTES_PER_TOKEN)
 
@@ -72,9 +73,7 @@ class Capacity:
     """
 
     def __init__(self, tokens: Callable[[], int], units: Callable[[], int], *, unknown: int) -> None:
-        self._read_tokens = tokens
-        self._read_units = units
-        self._tokens = self._units = unknown
+        self.tokens, self.units = _lasting(tokens, unknown), _lasting(units, unknown)
 
     @classmethod
     def of_workers(cls, embed: Peers, encode: Peers, *, unknown: int) -> Capacity:
@@ -85,13 +84,16 @@ class Capacity:
             unknown=unknown,
         )
 
-    def tokens(self) -> int:
-        self._tokens = self._read_tokens() or self._tokens
-        return self._tokens
 
-    def units(self) -> int:
-        self._units = self._read_units() or self._units
-        return self._units
+def _lasting(read: Callable[[], int], known: int) -> Callable[[], int]:
+    """Return what reads a number, and goes on with the last one for as long as it is 0."""
+
+    def last() -> int:
+        nonlocal known
+        known = read() or known
+        return known
+
+    return last
 
 
 class _Places:
@@ -198,11 +200,7 @@ class Room:
         self.costs = _Costs(pairs=pairs)
 
     def guess(self, body_bytes: int | None) -> int:
-        """Return the tokens that a request holds until its cost is known.
-
-        What the last requests with bodies of about this length cost, or, but for pairs, what such a body
-        could hold at most.
-        """
+        """Return the tokens that a request holds until its cost is known."""
         return self.tokens.share(self.costs.guess(body_bytes))
 
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:

@@ -69,7 +69,6 @@ class Clip(TiledTowers):
     family = "clip"
 
     def __init__(self, path: Path, options: NoOptions) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text, processor = _text(config), read_processor(path)
         size, vision = _vision(config)

@@ -43,7 +43,6 @@ class LlamaNemotronEmbed(TowerModel):
     family = "llama_nemotron_embed"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config, options, self.kind)
         super().__init__(

@@ -37,7 +37,6 @@ class Nemotron3Embed(TowerModel):
     family = "nemotron_3_embed"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = with_defaults(Section.read(path / CONFIG_FILE))
         declared = read_declared(path)
         text = read_text(config, pooling=read_pooling(config, declared, options.pooling))

@@ -46,7 +46,6 @@ class Qwen3Rerank(Qwen3Pairs):
     answer = ("<think>", "\n\n", "</think>", "\n\n")
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
         super().__init__(path, text, options, max_tokens=min(options.max_tokens, max_positions(config)))

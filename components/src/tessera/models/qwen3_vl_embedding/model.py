@@ -36,7 +36,6 @@ class Qwen3VLEmbedding(Qwen3VLBody):
     takes_instructions = True
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
         super().__init__(path, config, options, dimensions=range(_SMALLEST, config.text.layer.hidden))
         check_embeds(self.declared, options.task)

@@ -34,7 +34,6 @@ class XlmRoberta(EncoderModel):
     _heads: M3Heads | None = None
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         super().__init__(path, options)
         self._heads = M3Heads.find(path, self._tokenizer)
 
