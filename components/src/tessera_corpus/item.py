@@ -14,8 +14,8 @@ from tessera.rows import Rows
 from tessera_corpus.position import Position
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
-    """Names an item, and the place it was read from.
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which item something is of, and where that was read.
 
     ``id`` is unique in a run. ``source`` is the place as a person looks it up; ``page`` counts from 1 where
     it has pages. ``place`` is that of an input in its request, from 0, and its id is ``REQUEST#place`` then.
@@ -26,8 +26,11 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     page: int | None = None
     place: int | None = None
 
+    def failed(self, reason: str) -> Failure:
+        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
 
-class Hashed(Named, frozen=True, kw_only=True):
+
+class Hashed(Origin, frozen=True, kw_only=True):
     """Has what stays of an item whatever becomes of it.
 
     ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
@@ -68,9 +71,6 @@ class Item(Hashed, frozen=True, kw_only=True, tag=True):
         """Of its texts, one for each character, and images."""
         return nbytes_of(self.parts)
 
-    def failed(self, reason: str) -> Failure:
-        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
-
     def embedded(self, rows: Rows, tokens: int) -> Embedded:
         """``rows`` and ``tokens`` as ``Embedded`` has them."""
         return Embedded(**self.identity, rows=rows, tokens=tokens)
@@ -96,7 +96,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     data: bytes
 
 
-class Failure(Named, frozen=True, kw_only=True, tag=True):
+class Failure(Origin, frozen=True, kw_only=True, tag=True):
     """What could not become an item or a vector, and why; the run goes on without it."""
 
     reason: str

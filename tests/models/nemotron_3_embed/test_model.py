@@ -147,7 +147,7 @@ def test_a_post_processor_that_is_none(path: Path, tmp_path: Path, processor: An
         (("a", ImagePlan(units=4, rows=1)), {}, "nemotron_3_embed reads text alone"),
         (("a",), {"instruction": "Find"}, "has an instruction"),
         (((5, 4000),), {}, "outside the vocabulary"),
-        (("river " * 40_000,), {}, "over the limit of 4096"),
+        (("river " * 40_000,), {}, "over the limit of 8192"),
     ],
 )
 def test_what_is_refused(model: Nemotron3Embed, parts: Any, more: dict[str, Any], words: str) -> None:
