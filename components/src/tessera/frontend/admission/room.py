@@ -33,8 +33,9 @@ _BYTES_PER_TOKEN: Final = 4
 class _Costs:
     """Learns what requests cost in tokens: a moving average for bodies of about one length, or of none known.
 
-    A single one would take a short text for an image, and an image for a text, whenever both are sent. Where
-    ``pairs`` are scored a body has many more tokens than its length says: its query is in each of them.
+    A single one would take a short text for an image, and an image for a text, whenever both are sent. A guess
+    is no more than a body of that length could hold. Where ``pairs`` are scored it has many more tokens than
+    its length says: its query is in each of them.
     """
 
     def __init__(self, *, pairs: bool) -> None:
@@ -43,7 +44,6 @@ class _Costs:
         self._seen: dict[int, tuple[int, float]] = {}
 
     def guess(self, body_bytes: int | None) -> int:
-        """Return the mean of such requests or, but for pairs, at most what such a body could hold."""
         guess = int(self._seen.get(_kind(body_bytes), (0, _FIRST_GUESS))[1])
         return guess if body_bytes is None or self._pairs else min(guess, body_bytes // _BYTES_PER_TOKEN)
 

@@ -241,12 +241,8 @@ class Prompter:
             visions = error
         if isinstance(visions, TesseraError):
             return _Work(None, entry.size, [visions])
-        plans = visions
-
-        def task() -> InputTask:
-            return InputTask(_content(entry, plans, prompt), max_tokens, truncate, entry.param)
-
-        return _Work(task, entry.size)
+        content = partial(_content, entry, visions, prompt)
+        return _Work(lambda: InputTask(content(), max_tokens, truncate, entry.param), entry.size)
 
     def _named(self, entry: Input, name: str) -> str | None:
         """Return the prompt of an input that names one; raises ``InvalidInput``."""
