@@ -33,9 +33,9 @@ _BYTES_PER_TOKEN: Final = 4
 class _Costs:
     """Learns what requests cost in tokens: a moving average for bodies of about one length, or of none known.
 
-    A single one would take a short text for an image, and an image for a text, whenever both are sent. A guess
-    is no more than a body of that length could hold. Where ``pairs`` are scored it has many more tokens than
-    its length says: its query is in each of them.
+    A single one would take a short text for an image, and an image for a text, whenever both are sent. A
+    guess is no more than a body of that length could hold. Where ``pairs`` are scored it has many more tokens
+    than its length says: its query is in each of them.
     """
 
     def __init__(self, *, pairs: bool) -> None:
