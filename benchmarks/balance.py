@@ -98,11 +98,11 @@ def _rule(name: str, router: Router, chance: random.Random) -> Pick:
     hashing = Router(slack=1 << 60)
     rules: dict[str, Pick] = {
         "random": lambda request, instances: chance.choice(instances),
-        "least tokens": lambda request, instances: router.pick_text(instances),
+        "least tokens": lambda request, instances: router.loads.least(instances),
         "hashing alone": lambda request, instances: hashing.pick_image(request.digest or b"", instances),
         "bounded hashing": lambda request, instances: router.pick_image(request.digest or b"", instances),
         "both, as served": lambda request, instances: (
-            router.pick_text(instances)
+            router.loads.least(instances)
             if request.digest is None
             else router.pick_image(request.digest, instances)
         ),

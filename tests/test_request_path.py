@@ -17,7 +17,7 @@ MOST_FOR_AN_IMAGE = 62
 # Of the functions that run. Outputs by name took 90 lines of a text's, token ids as arrays and the declared
 # side of truncation 45, connections that take turns 40; damaged files took 40 of an image's. Whether a log is
 # written meanwhile is 50.
-MOST_LINES_FOR_A_TEXT = 2800 + 50
+MOST_LINES_FOR_A_TEXT = 2760 + 50
 MOST_LINES_FOR_AN_IMAGE = 4315 + 50
 
 

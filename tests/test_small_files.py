@@ -16,29 +16,13 @@ from tessera.frontend.model_settings import read_models
 from tessera.launch.settings import SettingError
 from tessera.small_files import MOST_YAML_BYTES, read_json, read_regular, read_yaml
 from tessera.worker.settings import load_stages
+from tests.special_files import endless, fifo, folder, large
 
 pytestmark = pytest.mark.timeout(60)
 
 DEEP = 100_000
 """Levels of JSON; of YAML each takes calls of Python, and the time of its square."""
 DEEP_YAML = 101
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def large(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 1 << 40)
 
 
 SPECIAL = [

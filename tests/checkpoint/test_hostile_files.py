@@ -20,6 +20,7 @@ from tessera.checkpoint.section import Section, most_of
 from tessera.errors import CheckpointError
 from tessera.models import open_model, try_out
 from tessera_tools.random_checkpoint.checkpoint import main
+from tests.special_files import endless, fifo, folder, large
 
 pytestmark = [pytest.mark.starts, pytest.mark.timeout(120)]
 
@@ -38,23 +39,6 @@ def hostile(texts: Path, tmp_path: Path) -> Path:
     path = tmp_path / "checkpoint"
     shutil.copytree(texts, path)
     return path
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def large(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 1 << 40)
 
 
 def deep(path: Path) -> None:

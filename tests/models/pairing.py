@@ -1,15 +1,28 @@
-"""What tests of rerankers of texts ask a model: the prompts of a query with documents, and their logits."""
+"""What tests of rerankers ask a model: the prompts of a query with documents, and their logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import InvalidInput
+from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt
 from tests.models.running import Pair, batch_of, vectors
+
+
+def opened(path: Path, **options: object) -> PairModel:
+    model = open_model(path, options)
+    assert isinstance(model, PairModel)
+    return model
+
+
+def expected(reference: Any, cases: Sequence[Pair]) -> np.ndarray:
+    """The reference's own scores."""
+    return np.stack([reference.answer(pair) for pair in cases])
 
 
 def prompts(

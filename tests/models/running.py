@@ -75,6 +75,15 @@ def prompts(model: Model, inputs: Sequence[Given | Pair], pixels: dict[bytes, Pi
     return [prompt(model, each, pixels) for each in inputs]
 
 
+def prompt_of(
+    model: Any, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
+) -> Prompt:
+    """The prompt of parts, by the name ``input[3]``; ``more`` are fields of ``Content``."""
+    content = Content(parts=with_ids(parts), **more)
+    made: Prompt = model.prompt(content, max_tokens=limit, truncate=truncate, param="input[3]")
+    return made
+
+
 def prompt(model: Model, given: Given | Pair, pixels: dict[bytes, Pixels]) -> Prompt:
     if isinstance(given, Given):
         content = content_of(given, pixels)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -15,27 +14,49 @@ from tessera.rows import Rows
 from tessera_corpus.position import Position
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One thing to embed: its texts and images, in the order in which they are read as one.
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which item something is of, and where that was read.
 
-    ``id`` is unique in a run. ``source`` is the place it was read from, as a person looks it up; ``page``
-    counts from 1 where that place has pages. ``place`` is that of an input in its request, from 0, and its id
-    is ``REQUEST#place`` then. ``role`` is what it is for, None for what the run says, and
-    ``instruction`` what its prompt says in place of the model's own, where the family knows them.
-    ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
-    same hash under every id. Who makes a part of something larger, a page of a document, gives a hash of
-    that and of how it was made. ``warning`` says what of it could not be shown.
+    ``id`` is unique in a run. ``source`` is the place as a person looks it up; ``page`` counts from 1 where
+    it has pages. ``place`` is that of an input in its request, from 0, and its id is ``REQUEST#place`` then.
     """
 
     id: str
     source: str
     page: int | None = None
     place: int | None = None
+
+    def failed(self, reason: str) -> Failure:
+        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
+
+
+class Hashed(Origin, frozen=True, kw_only=True):
+    """Has what stays of an item whatever becomes of it.
+
+    ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
+    same hash under every id. Who makes a part of something larger, a page of a document, gives a hash of
+    that and of how it was made. ``warning`` says what of it could not be shown.
+    """
+
+    content_hash: bytes = b""
+    warning: str | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in Hashed.__struct_fields__}
+
+
+class Item(Hashed, frozen=True, kw_only=True, tag=True):
+    """One thing to embed: its texts and images, in the order in which they are read as one.
+
+    ``role`` is what it is for, None for what the run says, and ``instruction`` what its prompt says in place
+    of the model's own, where the family knows them.
+    """
+
     parts: tuple[Part, ...]
     role: Role | None = None
     instruction: str | None = None
-    content_hash: bytes = b""
-    warning: str | None = None
 
     def __post_init__(self) -> None:
         if not self.nbytes:
@@ -50,21 +71,9 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Of its texts, one for each character, and images."""
         return nbytes_of(self.parts)
 
-    def failed(self, reason: str) -> Failure:
-        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
-
     def embedded(self, rows: Rows, tokens: int) -> Embedded:
         """``rows`` and ``tokens`` as ``Embedded`` has them."""
-        return Embedded(
-            id=self.id,
-            source=self.source,
-            page=self.page,
-            place=self.place,
-            content_hash=self.content_hash,
-            warning=self.warning,
-            rows=rows,
-            tokens=tokens,
-        )
+        return Embedded(**self.identity, rows=rows, tokens=tokens)
 
 
 def _hash(parts: tuple[Part, ...], role: Role | None, instruction: str | None) -> bytes:
@@ -87,13 +96,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     data: bytes
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Failure(Origin, frozen=True, kw_only=True, tag=True):
     """What could not become an item or a vector, and why; the run goes on without it."""
 
-    id: str
-    source: str
-    page: int | None = None
-    place: int | None = None
     reason: str
 
 
@@ -133,16 +138,9 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Embedded:
+class Embedded(Hashed, frozen=True, kw_only=True, eq=False):
     """An item's rows, of its outputs in the order of the output's columns, and its token count."""
 
-    id: str
-    source: str
-    page: int | None
-    place: int | None = None
-    content_hash: bytes
-    warning: str | None = None
     rows: Rows
     tokens: int
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tessera.errors import ConfigError
 from tessera.extras import missing
+from tessera_corpus.item import Origin
 from tessera_corpus.output.directory import Description
 from tessera_corpus.output.lance import NAME as LANCE_NAME
 from tessera_corpus.output.row import VectorKind
@@ -26,15 +27,6 @@ Matrix = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where something is: an id of the output and what it was read from."""
-
-    id: str
-    source: str
-    page: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
     """``score`` is a cosine, or for token vectors the sum of each query vector's best dot product (MaxSim).
 
@@ -43,14 +35,14 @@ class Hit:
 
     score: float
     content_hash: bytes
-    places: tuple[Place, ...]
+    places: tuple[Origin, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Rows with their vectors ``[sum(counts), width]``."""
 
-    places: list[Place]
+    places: list[Origin]
     hashes: list[bytes]
     vectors: Matrix
     bounds: npt.NDArray[np.int64]
@@ -97,7 +89,7 @@ class Table:
             raise ConfigError(f"{self._out}: holds vectors of width {self.kind.width}, not {query.shape}")
         query = query / np.maximum(np.linalg.norm(query, axis=1, keepdims=True), _EPSILON)
         best: list[tuple[float, bytes]] = []
-        places: dict[bytes, list[Place]] = {}
+        places: dict[bytes, list[Origin]] = {}
         for batch in self._batches(query, most):
             scores = self._scores(query, batch)
             # Equal contents are one hit: some more rows than hits are looked at.
@@ -164,7 +156,7 @@ class Table:
     def _batch(self, batch: Any) -> _Batch:
         ids, sources, pages = (batch.column(name).to_pylist() for name in ("id", "source", "page"))
         places = [
-            Place(id=id, source=source, page=page)
+            Origin(id=id, source=source, page=page)
             for id, source, page in zip(ids, sources, pages, strict=True)
         ]
         vectors = batch.column("vector")

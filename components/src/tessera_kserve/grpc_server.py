@@ -35,6 +35,7 @@ from tessera.errors import (
     TesseraError,
     UnsupportedOperation,
 )
+from tessera.frontend.api.values import JsonObject
 from tessera.frontend.exchange import Exchange, new_request_id
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.errors import Failure, release, render, render_status
@@ -54,6 +55,7 @@ from tessera_kserve.messages import parsed, read_call, serialized, write_answer
 from tessera_kserve.receiving import WINDOW_BYTES, Receiver, skip_message
 from tessera_kserve.settings import KserveSettings
 from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.memory import Memory
 from tessera_kserve.shared_memory.system import SystemMemory
 
 # Below that of the core, whose level the flag sets.
@@ -222,37 +224,33 @@ class GrpcServer:
         def index(asked: pb.RepositoryIndexRequest) -> Message:
             return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
 
-        def system_status(client: str, asked: pb.SystemSharedMemoryStatusRequest) -> Message:
-            found = pb.SystemSharedMemoryStatusResponse()
-            for one in regions.regions(client, SystemMemory, asked.name):
-                region = found.regions[one.name]
-                region.name, region.key = one.name, one.memory.key
-                region.offset, region.byte_size = one.memory.offset, one.byte_size
-            return found
+        def of_memory(
+            name: str, kind: type[Memory], register: Callable[[str, Any], None]
+        ) -> dict[str, Method]:
+            """Give the methods of one kind of shared memory."""
 
-        def register_system(client: str, asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
+            def status(client: str, asked: Any) -> JsonObject:
+                listed = regions.regions(client, kind, asked.name)
+                return {"regions": {region.name: region.described for region in listed}}
+
+            def unregister(client: str, asked: Any) -> None:
+                regions.unregister(client, kind, asked.name)
+
+            def method(words: str, answer: Callable[[str, Any], JsonObject | None]) -> Method:
+                request, response = (getattr(pb, f"{words}{end}") for end in ("Request", "Response"))
+                return shared(
+                    request, lambda client, asked: ParseDict(answer(client, asked) or {}, response())
+                )
+
+            answers = {"Status": status, "Register": register, "Unregister": unregister}
+            named = {f"{name}SharedMemory{word}": answer for word, answer in answers.items()}
+            return {words: method(words, answer) for words, answer in named.items()}
+
+        def register_system(client: str, asked: pb.SystemSharedMemoryRegisterRequest) -> None:
             regions.register_system(client, asked.name, asked.key, asked.offset, asked.byte_size)
-            return pb.SystemSharedMemoryRegisterResponse()
 
-        def unregister_system(client: str, asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
-            regions.unregister(client, SystemMemory, asked.name)
-            return pb.SystemSharedMemoryUnregisterResponse()
-
-        def cuda_status(client: str, asked: pb.CudaSharedMemoryStatusRequest) -> Message:
-            found = pb.CudaSharedMemoryStatusResponse()
-            for one in regions.regions(client, CudaMemory, asked.name):
-                region = found.regions[one.name]
-                region.name, region.device_id = one.name, one.memory.device_id
-                region.byte_size = one.byte_size
-            return found
-
-        def register_cuda(client: str, asked: pb.CudaSharedMemoryRegisterRequest) -> Message:
+        def register_cuda(client: str, asked: pb.CudaSharedMemoryRegisterRequest) -> None:
             regions.register_cuda(client, asked.name, asked.raw_handle, asked.device_id, asked.byte_size)
-            return pb.CudaSharedMemoryRegisterResponse()
-
-        def unregister_cuda(client: str, asked: pb.CudaSharedMemoryUnregisterRequest) -> Message:
-            regions.unregister(client, CudaMemory, asked.name)
-            return pb.CudaSharedMemoryUnregisterResponse()
 
         async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:
             raise UnsupportedOperation("this service does not have that")
@@ -277,12 +275,8 @@ class GrpcServer:
             "ModelConfig": of(pb.ModelConfigRequest, configuration),
             "ModelStatistics": statistics,
             "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
-            "SystemSharedMemoryStatus": shared(pb.SystemSharedMemoryStatusRequest, system_status),
-            "SystemSharedMemoryRegister": shared(pb.SystemSharedMemoryRegisterRequest, register_system),
-            "SystemSharedMemoryUnregister": shared(pb.SystemSharedMemoryUnregisterRequest, unregister_system),
-            "CudaSharedMemoryStatus": shared(pb.CudaSharedMemoryStatusRequest, cuda_status),
-            "CudaSharedMemoryRegister": shared(pb.CudaSharedMemoryRegisterRequest, register_cuda),
-            "CudaSharedMemoryUnregister": shared(pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+            **of_memory("System", SystemMemory, register_system),
+            **of_memory("Cuda", CudaMemory, register_cuda),
             _INFER: self._infer,
         }
         return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
@@ -478,7 +472,7 @@ class GrpcServer:
                 failure = exchange.failure
                 model = str(line.fields.get("model") or "")
                 code = None if failure is None else failure.error["code"]
-                self._counts.count(path, status, code, model, seconds)
+                self._counts.of(path, status, code, model)(seconds)
                 if failure is not None:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)

@@ -39,7 +39,6 @@ from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted,
 from tessera_kserve.inference import Inference
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.memory import Memory
-from tessera_kserve.shared_memory.regions import Region
 from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import Tensor, Values, json_values, of_raw, of_values
 
@@ -59,7 +58,6 @@ _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Memory)
 Handler = Callable[..., Awaitable[Response]]
 
 
@@ -239,8 +237,8 @@ class Routes:
         self._add("/repository/index", self.index)
         self._add("/repository/models/{name}/load", self.unsupported)
         self._add("/repository/models/{name}/unload", self.unsupported)
-        self._add_memory("systemsharedmemory", SystemMemory, self.register_system, _system_region)
-        self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda, _cuda_region)
+        self._add_memory("systemsharedmemory", SystemMemory, self.register_system)
+        self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda)
 
     def _tell(self, path: str, tell: Callable[..., JsonObject]) -> None:
         """Add the route of what is known without waiting."""
@@ -256,9 +254,7 @@ class Routes:
 
         self.routes.append(ApiRoute(f"{PREFIX}{path}", answered, methods=(method,)))
 
-    def _add_memory(
-        self, name: str, kind: type[M], register: Handler, describe: Callable[[Region[M]], JsonObject]
-    ) -> None:
+    def _add_memory(self, name: str, kind: type[Memory], register: Handler) -> None:
         """Add the routes of one kind of shared memory."""
 
         async def unregister(request: Request, region: str = "") -> Response:
@@ -268,7 +264,7 @@ class Routes:
 
         async def status(request: Request, region: str = "") -> Response:
             listed = self._regions.regions(self._client(request), kind, region)
-            return JSONResponse([describe(entry) for entry in listed])
+            return JSONResponse([entry.described for entry in listed])
 
         self._add(f"/{name}/region/{{region}}/register", register)
         self._add(f"/{name}/region/{{region}}/unregister", unregister)
@@ -348,20 +344,6 @@ class Routes:
 
     async def _aside(self, client: str, work: Callable[..., T], *args: object) -> T:
         return await self._regions.aside(client, Deadline.after(self._inference.patience), work, *args)
-
-
-def _system_region(region: Region[SystemMemory]) -> JsonObject:
-    memory = region.memory
-    return {
-        "name": region.name,
-        "key": memory.key,
-        "offset": memory.offset,
-        "byte_size": region.byte_size,
-    }
-
-
-def _cuda_region(region: Region[CudaMemory]) -> JsonObject:
-    return {"name": region.name, "device_id": region.memory.device_id, "byte_size": region.byte_size}
 
 
 def _whole(body: JsonObject, name: str, default: int | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.openai import EMBEDDINGS, INERT, INPUT_FIELDS, parse_embeddings
+from tessera.frontend.api.openai import EMBEDDINGS, INERT, parse_embeddings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 OPTIONS = PAGE.partition("## Options\n")[2].partition("\n## ")[0]
@@ -21,7 +21,7 @@ NAMES = [
 def test_every_option_is_listed_once() -> None:
     listed = [name for names in NAMES for name in names]
     inert = re.findall(r"`(\w+)`", OPTIONS.partition("\nThese are accepted")[2])
-    assert sorted(listed) == sorted(EMBEDDINGS.names - INERT.keys() - {*INPUT_FIELDS})
+    assert sorted(listed) == sorted(EMBEDDINGS.names - INERT.keys() - {"input", "messages"})
     assert sorted(inert) == sorted(INERT)
 
 

@@ -91,10 +91,10 @@ def test_text_goes_to_the_fewest_tokens() -> None:
     router.loads.add(1, 100)
     router.loads.add(2, 50)
     router.loads.add(3, 70)
-    assert router.pick_text([1, 2, 3]) == 2
+    assert router.loads.least([1, 2, 3]) == 2
     router.loads.add(2, 30)
-    assert router.pick_text([1, 2, 3]) == 3
-    assert router.pick_text([1, 2]) == 2
+    assert router.loads.least([1, 2, 3]) == 3
+    assert router.loads.least([1, 2]) == 2
 
 
 def test_counts_return_to_nothing() -> None:

@@ -14,14 +14,14 @@ from torch import nn
 
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Truncate
+from tessera.models.base import Content, PairLimits, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint.distilbert import RERANK_TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import WORDS
 from tests.models.bert_rerank.cases import CASES
 from tests.models.conftest import WriteCheckpoint
-from tests.models.pairing import logits, prompts, tokens
+from tests.models.pairing import expected, logits, opened, prompts, tokens
 from tests.models.running import Pair, with_ids
 from tests.references.encoder import CrossReference
 
@@ -35,21 +35,11 @@ SPECS: dict[str, Spec] = {
 }
 
 
-def opened(path: Path, **options: object) -> PairModel:
-    model = open_model(path, options)
-    assert isinstance(model, PairModel)
-    return model
-
-
-def expected(reference: CrossReference) -> np.ndarray:
-    return np.stack([reference.answer(pair) for pair in CASES])
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_logits(written: WriteCheckpoint, name: str) -> None:
     path = written(SPECS[name])
     model, reference = opened(path), CrossReference(path)
-    wanted = expected(reference)
+    wanted = expected(reference, CASES)
     assert wanted.std() >= 1
     found = logits(model, CASES)
     assert np.abs(found - wanted).max() <= BAR
@@ -122,7 +112,7 @@ def test_a_mistake_fails_the_bar(
     path = written(SPECS[name])
     reference = CrossReference(path)
     mistake(reference)
-    assert np.abs(logits(opened(path), CASES) - expected(reference)).max() > BAR
+    assert np.abs(logits(opened(path), CASES) - expected(reference, CASES)).max() > BAR
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -223,7 +213,7 @@ def test_the_activation_by_its_precedence(
     model = opened(path, **options)
     assert model.output.activation == activation
     # What an engine gives is the logit in any case.
-    assert np.abs(logits(model, CASES[:2]) - expected(CrossReference(path))[:2]).max() <= BAR
+    assert np.abs(logits(model, CASES[:2]) - expected(CrossReference(path), CASES)[:2]).max() <= BAR
 
 
 @pytest.mark.parametrize(

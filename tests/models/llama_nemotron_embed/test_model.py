@@ -15,11 +15,11 @@ from tessera.checkpoint.section import Section
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models import open_model
-from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.base import Role, Truncate
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options, read_config
 from tessera_tools.random_checkpoint.llama import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
-from tests.models.running import with_ids
+from tests.models.running import prompt_of
 from tests.references.llama_nemotron_embed import LlamaReference
 
 
@@ -31,14 +31,6 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> LlamaNemotronEmbed:
     return LlamaNemotronEmbed(path, Options())
-
-
-def prompt(
-    model: LlamaNemotronEmbed, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
-) -> Prompt:
-    return model.prompt(
-        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
-    )
 
 
 def changed(path: Path, tmp_path: Path, **changes: Any) -> Path:
@@ -63,7 +55,7 @@ def test_what_it_is(model: LlamaNemotronEmbed) -> None:
 @pytest.mark.parametrize("role", list(Role))
 def test_prompts(model: LlamaNemotronEmbed, path: Path, role: Role) -> None:
     expected = LlamaReference(path).tokens("what is this?", role.value)
-    assert prompt(model, "what is", " this?", role=role).tokens.tolist() == expected
+    assert prompt_of(model, "what is", " this?", role=role).tokens.tolist() == expected
     pieces = model.pieces("what is this?", role=role, param="x")
     assert [piece.token for piece in pieces] == expected
     assert "".join(piece.text for piece in pieces[1:]).endswith("what is this?")
@@ -71,11 +63,11 @@ def test_prompts(model: LlamaNemotronEmbed, path: Path, role: Role) -> None:
 
 def test_truncation_keeps_the_beginning(model: LlamaNemotronEmbed) -> None:
     text = "one two three four five six seven eight"
-    whole = prompt(model, text, role=Role.QUERY).tokens.tolist()
-    fixed = len(prompt(model, "1", role=Role.QUERY).tokens) - 2  # but for the space before the digit
+    whole = prompt_of(model, text, role=Role.QUERY).tokens.tolist()
+    fixed = len(prompt_of(model, "1", role=Role.QUERY).tokens) - 2  # but for the space before the digit
     for limit in range(fixed + 2, len(whole)):
-        end = prompt(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.END)
-        start = prompt(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.START)
+        end = prompt_of(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.END)
+        start = prompt_of(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.START)
         assert end.truncated and start.truncated
         assert end.tokens.tolist() == whole[:limit]
         assert start.tokens.tolist() == whole[:fixed] + whole[len(whole) - (limit - fixed) :]
@@ -96,7 +88,7 @@ def test_truncation_keeps_the_beginning(model: LlamaNemotronEmbed) -> None:
 )
 def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
-        prompt(model, *parts, **more)
+        prompt_of(model, *parts, **more)
     assert caught.value.param == "input[3]"
 
 
@@ -133,8 +125,8 @@ def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
     )
     assert model.dimensions == {64}
     plain = LlamaReference(path).tokens
-    assert prompt(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
-    assert prompt(model, "a", role=Role.PASSAGE).tokens.tolist() == plain("a", "none")
+    assert prompt_of(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
+    assert prompt_of(model, "a", role=Role.PASSAGE).tokens.tolist() == plain("a", "none")
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from tessera.checkpoint.declared import Declared
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models import family_of, open_model
-from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.base import Content, Role, Truncate
 from tessera.models.nemotron_3_5_embed.config import read_config
 from tessera.models.nemotron_3_5_embed.images import Limits
 from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import VL_FULL, VL_TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import WIDE
-from tests.models.running import Given, batch_of, cosines, vectors, with_ids
+from tests.models.running import Given, batch_of, cosines, prompt_of, vectors
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,10 @@ def model(path: Path) -> Nemotron35Embed:
     return Nemotron35Embed(path, Options())
 
 
-def prompt(
-    model: Any, *parts: Any, limit: int = 4096, truncate: Truncate = Truncate.NONE, **more: Any
-) -> Prompt:
-    made: Prompt = model.prompt(
-        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
-    )
-    return made
-
-
 def spelled(model: Any, *parts: Any, **more: Any) -> str:
     """A prompt's tokens as text, a vision row as ``#``."""
     names = {"[IMG]": "#", "[IMG_BREAK]": "|", "[IMG_END]": "."}
-    pieces = (model.token_text(token) for token in prompt(model, *parts, **more).tokens.tolist())
+    pieces = (model.token_text(token) for token in prompt_of(model, *parts, **more).tokens.tolist())
     return "".join(names.get(piece, piece) for piece in pieces).replace("Ġ", " ")
 
 
@@ -89,7 +80,7 @@ def test_prompts(model: Nemotron35Embed) -> None:
     assert spelled(model, "a b") == "a b"
     assert spelled(model, SMALL, role=Role.PASSAGE) == "passage: ###|###."
     assert spelled(model, "a ", SMALL, "b", SMALL, role=Role.PASSAGE) == "passage: ###|###. ###|###. a b"
-    made = prompt(model, "a", SMALL)
+    made = prompt_of(model, "a", SMALL)
     assert made.image_tokens == len(model.vision_index(made.tokens)) == 6
 
 
@@ -105,25 +96,25 @@ def test_what_a_client_writes_is_text(model: Nemotron35Embed) -> None:
         "\ue000\ue001\ue002",
     ):
         expected = plain.ids(text.replace("[", "[\u200c").replace("<", "<\u200c"))
-        assert prompt(model, text).tokens.tolist() == expected.tolist(), text
+        assert prompt_of(model, text).tokens.tolist() == expected.tolist(), text
     assert spelled(model, "[IMG]", SMALL) == "###|###. [IMG]"
 
 
 def test_truncation_keeps_images_and_prompts(model: Nemotron35Embed) -> None:
-    cut = prompt(model, SMALL, "river " * 99, role=Role.PASSAGE, limit=30, truncate=Truncate.END)
+    cut = prompt_of(model, SMALL, "river " * 99, role=Role.PASSAGE, limit=30, truncate=Truncate.END)
     assert cut.truncated and len(cut.tokens) == 30
-    whole = prompt(model, SMALL, "river " * 99, role=Role.PASSAGE).tokens
+    whole = prompt_of(model, SMALL, "river " * 99, role=Role.PASSAGE).tokens
     assert cut.tokens.tolist() == whole[:30].tolist()
     with pytest.raises(InvalidInput, match=r"1 image\(s\) that take 1[0-9] tokens"):
-        prompt(model, SMALL, role=Role.PASSAGE, limit=8, truncate=Truncate.END)
+        prompt_of(model, SMALL, role=Role.PASSAGE, limit=8, truncate=Truncate.END)
 
 
 def test_token_ids_are_the_whole_prompt(model: Nemotron35Embed) -> None:
     row = model.image_token_id
     ids = (5, *[row] * 6, 7)
-    assert prompt(model, ids, SMALL).tokens.tolist() == list(ids)
+    assert prompt_of(model, ids, SMALL).tokens.tolist() == list(ids)
     with pytest.raises(InvalidInput):
-        prompt(model, (5, row), SMALL)
+        prompt_of(model, (5, row), SMALL)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +129,7 @@ def test_token_ids_are_the_whole_prompt(model: Nemotron35Embed) -> None:
 )
 def test_what_is_refused(model: Nemotron35Embed, parts: Any, more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
-        prompt(model, *parts, **more)
+        prompt_of(model, *parts, **more)
     assert caught.value.param == "input[3]"
 
 
@@ -220,7 +211,7 @@ def test_files_that_are_not_served(
         # What becomes of a text is the template's; an image that it loses is refused.
         assert spelled(model, "a b") == "A B"
         with pytest.raises(InvalidInput, match="writes 0 placeholders and 0 texts for 1 images"):
-            prompt(model, SMALL)
+            prompt_of(model, SMALL)
         return
     with pytest.raises(CheckpointError, match=words):
         open_model(copy)
@@ -237,7 +228,7 @@ def test_a_template_may_refuse_an_input(path: Path, tmp_path: Path) -> None:
     model = open_model(copy)
     assert spelled(model, SMALL, "a") == "###|###.a"
     with pytest.raises(InvalidInput, match="one image at most") as caught:
-        prompt(model, SMALL, SMALL)
+        prompt_of(model, SMALL, SMALL)
     assert caught.value.param == "input[3]"
     assert model.fingerprint != open_model(path).fingerprint
 

@@ -19,14 +19,14 @@ from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models import open_model
-from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.base import Role, Truncate
 from tessera.models.marks import marks_of
 from tessera.models.ministral3.config import read_text, with_defaults
 from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_3_embed.cases import CASES
-from tests.models.running import batch_of, cosines, vectors, with_ids
+from tests.models.running import batch_of, cosines, prompt_of, vectors
 from tests.references.ministral3 import Ministral3Reference
 
 
@@ -38,14 +38,6 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> Nemotron3Embed:
     return Nemotron3Embed(path, Options())
-
-
-def prompt(
-    model: Nemotron3Embed, *parts: Any, limit: int = 4096, truncate: Truncate = Truncate.NONE, **more: Any
-) -> Prompt:
-    return model.prompt(
-        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
-    )
 
 
 def changed(path: Path, tmp_path: Path, file: str = "config.json", **changes: Any) -> Path:
@@ -99,9 +91,9 @@ def test_prompts(written: WriteCheckpoint, marks: Any, role: Role) -> None:
     path = written(dataclasses.replace(TINY, marks=marks))
     expected = Ministral3Reference(path).tokens("what is this?", role.value)
     model = Nemotron3Embed(path, Options())
-    assert prompt(model, "what is", " this?", role=role).tokens.tolist() == expected
+    assert prompt_of(model, "what is", " this?", role=role).tokens.tolist() == expected
     assert [piece.token for piece in model.pieces("what is this?", role=role, param="x")] == expected
-    cut = prompt(model, "what is this river?" * 9, role=role, limit=16, truncate=Truncate.END).tokens
+    cut = prompt_of(model, "what is this river?" * 9, role=role, limit=16, truncate=Truncate.END).tokens
     assert len(cut) == 16
     assert (cut[-1] == model._tokenizer.id_of("</s>")) == (marks == "bos and eos")
 
@@ -155,12 +147,12 @@ def test_a_post_processor_that_is_none(path: Path, tmp_path: Path, processor: An
         (("a", ImagePlan(units=4, rows=1)), {}, "nemotron_3_embed reads text alone"),
         (("a",), {"instruction": "Find"}, "has an instruction"),
         (((5, 4000),), {}, "outside the vocabulary"),
-        (("river " * 40_000,), {}, "over the limit of 4096"),
+        (("river " * 40_000,), {}, "over the limit of 8192"),
     ],
 )
 def test_what_is_refused(model: Nemotron3Embed, parts: Any, more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
-        prompt(model, *parts, **more)
+        prompt_of(model, *parts, **more)
     assert caught.value.param == "input[3]"
 
 
@@ -205,7 +197,7 @@ def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
     model = open_model(changed(path, tmp_path, matryoshka_dimensions=[64, 128], query_prefix="q:"))
     assert model.dimensions == {64}
     plain = Ministral3Reference(path).tokens
-    assert prompt(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
+    assert prompt_of(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
     assert open_model(changed(path, tmp_path, is_causal=True)).text.layer.causal
 
 

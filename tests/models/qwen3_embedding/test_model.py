@@ -19,12 +19,12 @@ from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models import open_model
-from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.base import Role, Truncate
 from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_config
 from tessera_tools.random_checkpoint.qwen3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.pictures import picture
-from tests.models.running import with_ids
+from tests.models.running import prompt_of
 from tests.references.qwen3 import Qwen3Reference
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -38,14 +38,6 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> Qwen3Embedding:
     return Qwen3Embedding(path, Options())
-
-
-def prompt(
-    model: Qwen3Embedding, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
-) -> Prompt:
-    return model.prompt(
-        Content(parts=with_ids(parts), **more), max_tokens=limit, truncate=truncate, param="input[3]"
-    )
 
 
 def plain(path: Path, text: str) -> list[int]:
@@ -76,23 +68,25 @@ def test_what_it_is(model: Qwen3Embedding) -> None:
 def test_prompts(
     model: Qwen3Embedding, path: Path, role: Role, instruction: str | None, expected: str
 ) -> None:
-    assert prompt(model, "what?", role=role, instruction=instruction).tokens.tolist() == plain(path, expected)
+    assert prompt_of(model, "what?", role=role, instruction=instruction).tokens.tolist() == plain(
+        path, expected
+    )
 
 
 @pytest.mark.parity
 def test_queries_without_a_default_task(path: Path) -> None:
     bare = open_model(path, {"query_instruction": ""})
-    assert prompt(bare, "what?", role=Role.QUERY).tokens.tolist() == plain(path, "what?")
+    assert prompt_of(bare, "what?", role=Role.QUERY).tokens.tolist() == plain(path, "what?")
     assert bare.fingerprint != open_model(path).fingerprint
 
 
 def test_truncation_keeps_the_task_and_the_end(model: Qwen3Embedding) -> None:
     text = "one two three four five six seven eight"
-    whole = prompt(model, text, role=Role.QUERY).tokens
-    head = len(prompt(model, "x", role=Role.QUERY).tokens) - 2
+    whole = prompt_of(model, text, role=Role.QUERY).tokens
+    head = len(prompt_of(model, "x", role=Role.QUERY).tokens) - 2
     for truncate in (Truncate.START, Truncate.END):
         for limit in range(head + 2, len(whole)):
-            cut = prompt(model, text, role=Role.QUERY, limit=limit, truncate=truncate)
+            cut = prompt_of(model, text, role=Role.QUERY, limit=limit, truncate=truncate)
             assert cut.truncated and len(cut.tokens) == limit
             assert cut.tokens[:head].tolist() == whole[:head].tolist()
             assert cut.tokens[-1] == whole[-1]
@@ -100,7 +94,7 @@ def test_truncation_keeps_the_task_and_the_end(model: Qwen3Embedding) -> None:
             kept = kept[-(limit - head - 1) :] if truncate is Truncate.START else kept[: limit - head - 1]
             assert cut.tokens[head:-1].tolist() == kept.tolist()
     with pytest.raises(InvalidInput, match="cannot be truncated"):
-        prompt(model, text, role=Role.QUERY, limit=head + 1, truncate=Truncate.END)
+        prompt_of(model, text, role=Role.QUERY, limit=head + 1, truncate=Truncate.END)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_what_is_refused(
     model: Qwen3Embedding, parts: tuple[Any, ...], more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
-        prompt(model, *parts, **more)
+        prompt_of(model, *parts, **more)
     assert caught.value.param == "input[3]"
 
 

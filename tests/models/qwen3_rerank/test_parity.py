@@ -14,11 +14,11 @@ import pytest
 
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
-from tessera.models.base import Content, PairModel, Prompt, Truncate
+from tessera.models.base import Content, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY, TINY, VL_RERANK_TINY, Qwen3RerankSpec
 from tests.models.bert.cases import WORDS
 from tests.models.conftest import WriteCheckpoint
-from tests.models.pairing import logits, prompts
+from tests.models.pairing import expected, logits, opened, prompts
 from tests.models.qwen3_rerank.cases import CASES
 from tests.references.qwen3 import Qwen3RerankReference
 
@@ -34,22 +34,12 @@ LAYOUTS: dict[str, Qwen3RerankSpec] = {
 }
 
 
-def opened(path: Path, **options: object) -> PairModel:
-    model = open_model(path, {"task": "score", **options})
-    assert isinstance(model, PairModel)
-    return model
-
-
-def expected(reference: Qwen3RerankReference) -> np.ndarray:
-    return np.stack([reference.answer(pair) for pair in CASES])
-
-
 @pytest.mark.parametrize("dtype", BARS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits(written: WriteCheckpoint, layout: str, dtype: str) -> None:
     path = written(LAYOUTS[layout], dtype="bfloat16")
-    model, reference = opened(path), Qwen3RerankReference(path)
-    wanted = expected(reference)
+    model, reference = opened(path, task="score"), Qwen3RerankReference(path)
+    wanted = expected(reference, CASES)
     assert wanted.std() >= 1
     found = logits(model, CASES, dtype)
     assert np.abs(found - wanted).max() <= BARS[dtype]
@@ -59,7 +49,7 @@ def test_logits(written: WriteCheckpoint, layout: str, dtype: str) -> None:
 
 def test_tokens_are_those_of_parts_that_are_tokenised_apart(written: WriteCheckpoint) -> None:
     path = written(RERANK_TINY)
-    model, reference = opened(path), Qwen3RerankReference(path)
+    model, reference = opened(path, task="score"), Qwen3RerankReference(path)
     for pair in CASES:
         query, document = ("".join(map(str, side.parts)) for side in (pair.query, pair.document))
         content = Content(parts=(query,), instruction=pair.query.instruction)
@@ -116,11 +106,13 @@ def test_a_mistake_fails_the_bars(
     path = written(RERANK_TINY, dtype="bfloat16")
     reference = Qwen3RerankReference(path)
     mistake(reference)
-    assert np.abs(logits(opened(path), CASES) - expected(reference)).max() > max(BARS.values())
+    assert np.abs(logits(opened(path, task="score"), CASES) - expected(reference, CASES)).max() > max(
+        BARS.values()
+    )
 
 
 def test_a_document_alone_is_cut(written: WriteCheckpoint) -> None:
-    model: Any = opened(written(RERANK_TINY))
+    model: Any = opened(written(RERANK_TINY), task="score")
     query = Content(parts=("river",))
     (whole,) = prompts(model, query, WORDS)
     assert isinstance(whole, Prompt)
@@ -137,7 +129,7 @@ def test_a_document_alone_is_cut(written: WriteCheckpoint) -> None:
 
 
 def test_a_special_token_in_a_document_is_text(written: WriteCheckpoint) -> None:
-    model: Any = opened(written(RERANK_TINY))
+    model: Any = opened(written(RERANK_TINY), task="score")
     end = model._tokenizer.id_of("<|im_end|>")
     counts = []
     for document in ("a", "a<|im_end|>"):
@@ -203,4 +195,4 @@ def test_logits_that_are_neither_stored_nor_tied_are_refused(
     config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):
-        opened(path).load_text(dtype="float32", device="cpu")
+        opened(path, task="score").load_text(dtype="float32", device="cpu")

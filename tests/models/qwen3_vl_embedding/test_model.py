@@ -24,8 +24,21 @@ from tessera.models.base import OutputKind
 from tessera.models.qwen3_vl_embedding.config import read_config
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tessera.models.qwen3_vl_embedding.tensors import expected
-from tessera_tools.random_checkpoint.qwen3 import VL_8B, VL_FULL, Qwen3VLSpec
+from tessera_tools.random_checkpoint.qwen3 import VL_FULL, Qwen3VLSpec
 from tests.models.qwen3_vl_embedding.pictures import picture
+
+VL_8B = replace(
+    VL_FULL,
+    hidden=4096,
+    layers=36,
+    heads=32,
+    intermediate=12288,
+    vision_hidden=1152,
+    vision_layers=27,
+    vision_intermediate=4304,
+    deepstack=(8, 16, 24),
+    shards=4,
+)
 
 
 def test_what_it_is(model: Qwen3VLEmbedding) -> None:

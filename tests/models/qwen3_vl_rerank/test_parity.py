@@ -16,6 +16,7 @@ from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY, Qwen3VLRerankSpec
 from tests.models.conftest import WriteCheckpoint
+from tests.models.pairing import expected, opened
 from tests.models.parity import Record
 from tests.models.qwen3_vl_embedding.cases import SMALL, WORDS
 from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
@@ -35,27 +36,17 @@ LAYOUTS: dict[str, Qwen3VLRerankSpec] = {
 }
 
 
-def opened(path: Path) -> PairModel:
-    model = open_model(path, {"task": "score"})
-    assert isinstance(model, PairModel)
-    return model
-
-
 def logits(model: PairModel, pairs: Sequence[Pair], dtype: str = "float32") -> np.ndarray:
     vision = model.load_vision(dtype=dtype, device="cpu")
     return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, pairs))
 
 
-def expected(reference: Qwen3VLRerankReference) -> np.ndarray:
-    return np.stack([reference.answer(pair) for pair in CASES])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits(written: WriteCheckpoint, layout: str, record_property: Record) -> None:
     path = written(LAYOUTS[layout], dtype="bfloat16")
-    model, reference = opened(path), Qwen3VLRerankReference(path)
+    model, reference = opened(path, task="score"), Qwen3VLRerankReference(path)
     assert model.family == "qwen3_vl_rerank"
-    wanted = expected(reference)
+    wanted = expected(reference, CASES)
     assert wanted.std() >= 1
     if layout != "classifier":
         whole = np.stack([reference.generated(pair) for pair in CASES[-2:]])
@@ -73,13 +64,13 @@ def test_logits(written: WriteCheckpoint, layout: str, record_property: Record) 
 @pytest.mark.parametrize("layout", ["modules", "as the 8B"])
 def test_every_stage(written: WriteCheckpoint, layout: str, record_property: Record) -> None:
     path = written(LAYOUTS[layout], dtype="bfloat16")
-    found = stages(opened(path), Qwen3VLRerankReference(path), CASES)
+    found = stages(opened(path, task="score"), Qwen3VLRerankReference(path), CASES)
     check(layout, "qwen3_vl_rerank", found, 0.99999, record_property)
 
 
 def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint) -> None:
     path = written(VL_RERANK_TINY)
-    model, reference = opened(path), Qwen3VLRerankReference(path)
+    model, reference = opened(path, task="score"), Qwen3VLRerankReference(path)
     pixels = preprocessed(model, CASES)
     for pair in CASES:
         sides = [
@@ -148,7 +139,7 @@ def attention_both_ways(reference: Qwen3VLRerankReference) -> None:
 @pytest.fixture(scope="module")
 def found(written: WriteCheckpoint) -> np.ndarray:
     """Our logits of ``CASES``, to be compared with references that make a mistake."""
-    return logits(opened(written(VL_RERANK_TINY, dtype="bfloat16")), CASES)
+    return logits(opened(written(VL_RERANK_TINY, dtype="bfloat16"), task="score"), CASES)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +166,14 @@ def test_a_mistake_fails_the_bars(
 ) -> None:
     reference = Qwen3VLRerankReference(written(VL_RERANK_TINY, dtype="bfloat16"))
     mistake(reference)
-    worst = np.abs(found - expected(reference)).max()
+    worst = np.abs(found - expected(reference, CASES)).max()
     line = f"{mistake.__name__.replace('_', ' '):42}worst difference {worst:.2f}"
     record_property("parity of qwen3_vl_rerank with references that make one mistake", line)
     assert worst > max(BARS.values()), line
 
 
 def test_what_is_too_long_loses_text_of_the_document(written: WriteCheckpoint) -> None:
-    model = opened(written(VL_RERANK_TINY))
+    model = opened(written(VL_RERANK_TINY), task="score")
     given = Pair(query=CASES[0].query, document=replace(CASES[0].document, parts=(SMALL, WORDS)))
     pixels = preprocessed(model, [given])
     query, document = (content_of(side, pixels) for side in (given.query, given.document))

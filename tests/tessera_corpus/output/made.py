@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from blake3 import blake3
+from msgspec import structs
 
 from tessera.models.base import OutputKind
 from tessera.rows import Rows
@@ -60,7 +61,7 @@ def three(id: str, text: str) -> Embedded:
     ids = np.cumsum(np.frombuffer(text.encode(), np.uint8), dtype=np.int32)
     ones = np.ones(len(ids), np.float32)
     weights = Rows(ids[:, None].astype(np.float32) / 8, np.array((0, len(ids))), ones, ids)
-    return replace(made, rows=replace(made.rows, others=(weights, embedded(id, text, rows=3).rows)))
+    return structs.replace(made, rows=replace(made.rows, others=(weights, embedded(id, text, rows=3).rows)))
 
 
 def embedded(id: str, text: str, rows: int = 1) -> Embedded:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tessera.errors import ConfigError
 from tessera.frontend.api.formats import convert
@@ -233,7 +233,7 @@ def test_names_that_look_like_those_of_inputs_are_kept_apart_from_them(tmp_path:
 def test_an_item_that_was_written_as_an_input_is_written_anew_when_it_changes(tmp_path: Path) -> None:
     # As an earlier version did it.
     output = opened(tmp_path, format="openai")
-    output.put([replace(embedded("it#1", "a"), place=1), embedded("one", "b")])
+    output.put([structs.replace(embedded("it#1", "a"), place=1), embedded("one", "b")])
     output.close()
     assert fill(opened(tmp_path, format="openai"), [("it#1", "a")]) == []
     assert fill(opened(tmp_path, format="openai"), [("it#1", "changed")]) == ["it#1"]

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from tessera.local.content import ImageFile
-from tessera_corpus.item import Failure, Item
+from tessera_corpus.item import Failure, Item, Origin
 from tessera_corpus.results.contents import Contents
 from tessera_corpus.results.entry import entry_of
 from tessera_corpus.results.thumbnail import SIDE, Thumbnails
-from tessera_corpus.search import Hit, Place
+from tessera_corpus.search import Hit
 from tessera_corpus.sources.settings import ReadSettings
 from tests.imaging.test_file import png_of_size
 from tests.tessera_corpus.output.made import write_lance
@@ -34,11 +34,11 @@ def thumbnails() -> Iterator[Thumbnails]:
     made.close()
 
 
-def at(source: Path, id: str, page: int | None = None, *, row: int | None = None) -> Place:
-    return Place(id=id, source=str(source) if row is None else f"{source}:{row}", page=page)
+def at(source: Path, id: str, page: int | None = None, *, row: int | None = None) -> Origin:
+    return Origin(id=id, source=str(source) if row is None else f"{source}:{row}", page=page)
 
 
-def read(place: Place, **settings: Path) -> Item | Failure:
+def read(place: Origin, **settings: Path) -> Item | Failure:
     with Contents(ReadSettings(**settings)) as contents:
         return contents.read(place)
 

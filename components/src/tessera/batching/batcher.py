@@ -29,13 +29,9 @@ class Throughput:
     """Size per second of engine time, as a moving average over batches."""
 
     def __init__(self) -> None:
-        self._rate = 0.0
-        self._last_end = 0.0
-
-    @property
-    def rate(self) -> float:
+        self.rate = 0.0
         """0 until a batch has been counted."""
-        return self._rate
+        self._last_end = 0.0
 
     def add(self, size: int, started: float, ended: float) -> None:
         """Count a batch that ran between two readings of one clock, in seconds; batches may overlap.
@@ -47,11 +43,11 @@ class Throughput:
         self._last_end = ended
         if not size:
             return
-        self._rate = (1 - _WEIGHT) * self._rate + _WEIGHT * rate if self._rate else rate
+        self.rate = (1 - _WEIGHT) * self.rate + _WEIGHT * rate if self.rate else rate
 
     def seconds(self, size: int) -> float:
         """An estimate of the time for that size, at least 0.1; 1 when nothing is known yet."""
-        return max(0.1, size / self._rate) if self._rate else 1.0
+        return max(0.1, size / self.rate) if self.rate else 1.0
 
 
 def _ignore(*_: object) -> None:

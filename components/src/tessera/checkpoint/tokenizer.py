@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
@@ -92,7 +92,7 @@ class WordCache:
             if len(word) > _ALONE_CHARACTERS:
                 return None
             alone = word[1:] if not place else f" {word}"
-            ids = as_ids(self._tokenizer.encode(alone, add_special_tokens=False).ids).tobytes()
+            ids = np.array(self._tokenizer.encode(alone, add_special_tokens=False).ids, np.int32).tobytes()
             if len(word) <= _WORD_CHARACTERS:
                 if len(known) >= _KNOWN_WORDS:
                     known.clear()
@@ -208,7 +208,7 @@ class PlainTokenizer:
         text.encode()
         if self.words is not None and (ids := self.words.ids(text)) is not None:
             return ids
-        return as_ids(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return np.array(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
 
     @property
     def cuts_behind_words(self) -> bool:
@@ -227,11 +227,6 @@ def check_largest(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
         raise CheckpointError(
             f"{path}: the token {name!r} has id {ids[name]}, but vocab_size is {vocab_size}"
         )
-
-
-def as_ids(values: Sequence[int]) -> Int32Array:
-    """Token ids as int32 ``[n]``."""
-    return np.array(values, dtype=np.int32)
 
 
 def token_name(directory: Path, key: str, default: str) -> str:

@@ -201,15 +201,6 @@ def tensors(batch: TextBatch, vision_rows: torch.Tensor) -> TextTensors:
     )
 
 
-def output_bounds(batch: TextBatch, output: Output) -> Bounds:
-    """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
-    if output.kind is OutputKind.TOKENS and output.most is None:
-        return batch.cu_seqlens.astype(np.int64)
-    if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
-        return np.arange(len(batch.lengths) + 1)
-    return np.cumsum([0, *map(output.rows, batch.lengths)], dtype=np.int64)
-
-
 def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
     """Return sparse rows as ``Rows`` has them, of weights in any order; the largest of an id counts.
 
@@ -234,7 +225,7 @@ def merged(values: Values, indices: Ids, bounds: Bounds) -> tuple[Values, Ids]:
 
 def output_rows(computed: Values, batch: TextBatch, output: Output, indices: Ids | None = None) -> Rows:
     """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so."""
-    bounds = output_bounds(batch, output)
+    bounds = output.bounds(batch.lengths)
     if indices is not None or output.skiplist is not None:
         computed, indices = _held(computed, bounds, batch, output, indices)
     return scaled(computed, bounds, output, indices)

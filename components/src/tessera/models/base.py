@@ -214,6 +214,12 @@ class Output:
             return tokens if self.most is None else self.most
         return 1
 
+    def bounds(self, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return int64 ``[inputs + 1]``, the bounds of the rows of inputs of so many tokens, or chunks."""
+        if self.kind not in _ROW_OF_TOKEN:
+            return np.arange(len(sizes) + 1)
+        return np.cumsum([0, *map(self.rows, sizes)], dtype=np.int64)
+
 
 TokenIds = npt.NDArray[np.int64]
 """A client's own token ids, ``[n]``, which no vocabulary bounds."""
@@ -504,6 +510,14 @@ class InputTask:
     truncate: Truncate
     param: str
 
+    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
+        """Return the prompt, or its error."""
+        most, truncate = self.max_tokens, self.truncate
+        try:
+            return [model.prompt(self.content, max_tokens=most, truncate=truncate, param=self.param)]
+        except TesseraError as error:
+            return [error]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
@@ -514,6 +528,14 @@ class Pairs:
     limits: PairLimits
     param: str
     params: Sequence[str]
+
+    def prompts(self, model: Model) -> list[Prompt | TesseraError]:
+        """Return the prompt of each document with its query, or its error."""
+        assert isinstance(model, PairModel)
+        try:
+            return [*model.pairs(self)]
+        except TesseraError as error:
+            return [error] * len(self.documents)
 
 
 @runtime_checkable
@@ -547,18 +569,6 @@ class StagedModel(Model, Protocol):
 
 SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
-
-
-def prompts_of(task: InputTask | Pairs, model: Model) -> list[Prompt | TesseraError]:
-    """Return the prompt of an input, or of each document with its query, or their errors."""
-    try:
-        if isinstance(task, InputTask):
-            content, most = task.content, task.max_tokens
-            return [model.prompt(content, max_tokens=most, truncate=task.truncate, param=task.param)]
-        assert isinstance(model, PairModel)
-        return [*model.pairs(task)]
-    except TesseraError as error:
-        return [error] if isinstance(task, InputTask) else [error] * len(task.documents)
 
 
 def truncation_of(model: Model, asked: Truncate) -> Truncate:
@@ -648,14 +658,8 @@ class Outputs:
         return self.by_name[name]
 
 
-_SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]
-_SEQUENTIAL.setflags(write=False)
-
-
 def sequential(tokens: int) -> Int32Array:
-    """int32 ``[1, tokens]``: 0, 1, 2, … for families with one-dimensional positions; not to be written."""
-    if tokens <= _SEQUENTIAL.shape[1]:
-        return _SEQUENTIAL[:, :tokens]
+    """int32 ``[1, tokens]``: 0, 1, 2, … for families with one-dimensional positions."""
     return np.arange(tokens, dtype=np.int32)[None]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -14,25 +14,39 @@ from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 T = TypeVar("T", bound=msgspec.Struct)
+T_contra = TypeVar("T_contra", contravariant=True)
 
 MaxTokens = Annotated[int, msgspec.Meta(ge=16)]
 """Bounds one input, or one pair."""
+
+
+class Opened(Protocol[T_contra]):
+    """The class of a family's models."""
+
+    family: str
+
+    def __call__(self, path: Path, options: T_contra, /) -> Model:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsFamily(Generic[T]):
     """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
 
-    ``opened`` gives the model of a checkpoint's directory and options; it raises ``CheckpointError``.
+    ``opened`` is the class of its models.
     """
 
-    name: str
     model_types: tuple[str, ...]
     options: type[T]
-    opened: Callable[[Path, T], Model]
+    opened: Opened[T]
     architectures: tuple[str, ...] = ()
     task: Task | None = None
     hub_models: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.opened.family
 
     def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
         return self.opened(path, read_options(options, self.options, family=self.name))

@@ -124,11 +124,7 @@ class TextTower(Tower):
         return (embedded, *deep)
 
     def pooled(
-        self,
-        embedded: Embedded,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
+        self, embedded: Embedded, positions: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten."""
         sequences = self.form.packed(cu_seqlens, lengths)

@@ -30,8 +30,8 @@ import msgspec
 import numpy as np
 
 from tessera.models.base import OutputKind
+from tessera_corpus.item import Origin
 from tessera_corpus.output.row import Column, Row, VectorKind
-from tessera_corpus.output.table import Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa

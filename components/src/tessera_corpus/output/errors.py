@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera_corpus.item import DUPLICATE, Failure
+from tessera_corpus.item import DUPLICATE, Failure, Origin
 from tessera_corpus.output.directory import Directory
-from tessera_corpus.output.table import Origin
 
 _COLUMNS: Final = ("id", "page", "source", "reason")
 
@@ -58,8 +57,7 @@ class ErrorTable:
         """Forget earlier failures of what is not there any more."""
 
         def left(failure: Failure) -> bool:
-            origin = Origin(id=failure.id, source=failure.source, page=failure.page)
-            return _line(failure) in self._added or not gone(origin)
+            return _line(failure) in self._added or not gone(failure)
 
         before = len(self._failures) + len(self._duplicates)
         self._failures = {key: failure for key, failure in self._failures.items() if left(failure)}

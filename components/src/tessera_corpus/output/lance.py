@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError, OutputFailed
 from tessera.extras import missing
+from tessera_corpus.item import Origin
 from tessera_corpus.output.columns import ORIGIN, origins_of, table_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import Row, VectorKind
-from tessera_corpus.output.table import Origin, Published
+from tessera_corpus.output.table import Published
 
 if TYPE_CHECKING:
     import lance

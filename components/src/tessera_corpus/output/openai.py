@@ -19,10 +19,10 @@ import orjson
 
 from tessera.errors import ConfigError
 from tessera.models.base import OutputKind
-from tessera_corpus.item import Failure, digest_of, request_of
+from tessera_corpus.item import Failure, Origin, digest_of, request_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import VECTOR, Column, Row, VectorKind
-from tessera_corpus.output.table import Origin, Published
+from tessera_corpus.output.table import Published
 
 ENDING: Final = ".jsonl"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tessera.errors import TooManyFailures
 from tessera.extras import missing
-from tessera_corpus.item import DUPLICATE, Embedded, Failure, request_of
+from tessera_corpus.item import DUPLICATE, Embedded, Failure, Origin, request_of
 from tessera_corpus.output import errors, openai
 from tessera_corpus.output.directory import Description, Directory, found
 from tessera_corpus.output.errors import ErrorTable
@@ -20,7 +20,7 @@ from tessera_corpus.output.openai import LinesTable
 from tessera_corpus.output.parquet import ParquetTable
 from tessera_corpus.output.row import Row, VectorKind
 from tessera_corpus.output.settings import Format, OutputSettings
-from tessera_corpus.output.table import Origin, Table
+from tessera_corpus.output.table import Table
 from tessera_corpus.shard import Shard
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tessera.frontend.api.formats import convert
 from tessera.frontend.request import EmbedDtype
 from tessera.models.base import OutputKind, Role
-from tessera_corpus.item import Embedded
+from tessera_corpus.item import Embedded, Hashed
 from tessera_corpus.output.settings import ElementType
 
 # To look one up by Enum's own call took a tenth of what writing a row takes.
@@ -81,20 +81,13 @@ def _said(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
+class Row(Hashed, frozen=True, kw_only=True, eq=False):
     """An item with its rows in the columns of the output.
 
     ``values`` has those of each, ``[rows, width]`` in the element type of the output, of a sparse one in
     float32; ``ids`` are the token ids of a sparse one's rows, and None elsewhere.
     """
 
-    id: str
-    source: str
-    page: int | None
-    place: int | None
-    content_hash: bytes
-    warning: str | None = None
     values: tuple[npt.NDArray[Any], ...]
     ids: tuple[npt.NDArray[np.int32] | None, ...]
     tokens: int
@@ -122,12 +115,7 @@ class Row:
             dtype = EmbedDtype.FLOAT32 if column.kind is OutputKind.SPARSE else _ELEMENTS[kind.dtype]
             values.append(convert(rows.values, dtype))
         return cls(
-            id=embedded.id,
-            source=embedded.source,
-            page=embedded.page,
-            place=embedded.place,
-            content_hash=embedded.content_hash,
-            warning=embedded.warning,
+            **embedded.identity,
             values=tuple(values),
             ids=tuple(
                 [

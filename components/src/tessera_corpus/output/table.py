@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+from tessera_corpus.item import Origin
 from tessera_corpus.output.row import Row
 
 
@@ -16,15 +17,6 @@ class Published:
     part: str
     ids: Sequence[str]
     content_hashes: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """An item of a part, and where it was read."""
-
-    id: str
-    source: str
-    page: int | None
 
 
 class Table(Protocol):

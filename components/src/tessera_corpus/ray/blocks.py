@@ -10,7 +10,7 @@ import msgspec
 
 from tessera.local.messages import OutputRows
 from tessera.rows import Rows
-from tessera_corpus.item import Embedded, Failure, Item
+from tessera_corpus.item import Embedded, Failure, Hashed, Item
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
@@ -23,13 +23,7 @@ class LeftOut(msgspec.Struct, frozen=True, array_like=True):
 Row = Item | Failure | Embedded | LeftOut
 
 
-class _Vectors(msgspec.Struct, frozen=True, array_like=True):
-    id: str
-    source: str
-    page: int | None
-    place: int | None
-    content_hash: bytes
-    warning: str | None
+class _Vectors(Hashed, frozen=True, kw_only=True, array_like=True):
     outputs: list[OutputRows]
     tokens: int
 
@@ -68,26 +62,10 @@ def rows_of(block: Any) -> Iterator[Row]:
 
 
 def _sent(row: Embedded) -> _Vectors:
-    return _Vectors(
-        id=row.id,
-        source=row.source,
-        page=row.page,
-        place=row.place,
-        content_hash=row.content_hash,
-        warning=row.warning,
-        outputs=[OutputRows.of(rows) for rows in row.rows.each()],
-        tokens=row.tokens,
-    )
+    outputs = [OutputRows.of(rows) for rows in row.rows.each()]
+    return _Vectors(**row.identity, outputs=outputs, tokens=row.tokens)
 
 
 def _embedded(row: _Vectors) -> Embedded:
-    return Embedded(
-        id=row.id,
-        source=row.source,
-        page=row.page,
-        place=row.place,
-        content_hash=row.content_hash,
-        warning=row.warning,
-        rows=Rows.together([output.rows() for output in row.outputs]),
-        tokens=row.tokens,
-    )
+    rows = Rows.together([output.rows() for output in row.outputs])
+    return Embedded(**row.identity, rows=rows, tokens=row.tokens)

@@ -9,9 +9,8 @@ from typing import Final, Self
 
 from tessera.errors import TesseraError
 from tessera_corpus.documents import Documents, DocumentSettings
-from tessera_corpus.item import Document, Failure, Item, Row
+from tessera_corpus.item import Document, Failure, Item, Origin, Row
 from tessera_corpus.pdf import PictureFormat
-from tessera_corpus.search import Place
 from tessera_corpus.sources.choice import read_again
 from tessera_corpus.sources.folder import FILES
 from tessera_corpus.sources.media import Media
@@ -39,7 +38,7 @@ class Contents:
         if self._documents is not None:
             self._documents.close()
 
-    def read(self, place: Place) -> Item | Failure:
+    def read(self, place: Origin) -> Item | Failure:
         """What is at the place now, a page as its picture; a failure says why there is nothing."""
         try:
             for row in self._rows(place):
@@ -47,10 +46,10 @@ class Contents:
                 if row.id == place.id or (isinstance(row, Failure) and row.page in (None, place.page)):
                     return row
         except TesseraError as error:
-            return _failure(place, error.message)
-        return _failure(place, _GONE)
+            return place.failed(error.message)
+        return place.failed(_GONE)
 
-    def there(self, place: Place, since: float) -> bool | None:
+    def there(self, place: Origin, since: float) -> bool | None:
         """Whether what was embedded is at a place, as whatever it may have become; None: nobody knows.
 
         ``since`` is the time of the last run: what a file had then it has if it did not change after that.
@@ -67,7 +66,7 @@ class Contents:
         found = self.read(place)
         return not (isinstance(found, Failure) and found.reason == _GONE)
 
-    def _rows(self, place: Place) -> Iterator[Item | Failure]:
+    def _rows(self, place: Origin) -> Iterator[Item | Failure]:
         file_id = place.id.removesuffix(f"#page={place.page}")
         for row in read_again(place.source, file_id, self._settings, self._media):
             if isinstance(row, Document):
@@ -79,7 +78,7 @@ class Contents:
                 yield row
 
 
-def _file_of(place: Place) -> Path | None:
+def _file_of(place: Origin) -> Path | None:
     """The file that a place is in, or is; None for standard input."""
     name, _, number = place.source.rpartition(":")
     path = Path(name if number.isdecimal() and Path(name).suffix.lower() in LINES | TABLES else place.source)
@@ -88,7 +87,3 @@ def _file_of(place: Place) -> Path | None:
 
 def _one(row: Row) -> Iterator[Row]:
     yield row
-
-
-def _failure(place: Place, reason: str) -> Failure:
-    return Failure(id=place.id, source=place.source, page=place.page, reason=reason)

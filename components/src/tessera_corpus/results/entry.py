@@ -9,9 +9,9 @@ from PIL import Image
 
 from tessera.local.content import ImageFile
 from tessera.terminal import printable
-from tessera_corpus.item import Failure, Item
+from tessera_corpus.item import Failure, Item, Origin
 from tessera_corpus.results.thumbnail import Thumbnails
-from tessera_corpus.search import Hit, Place
+from tessera_corpus.search import Hit
 
 _MAX_CHARACTERS: Final = 600
 
@@ -38,7 +38,7 @@ class Entry:
     score: float
     name: str
     others: tuple[str, ...]
-    source: Place
+    source: Origin
     picture: Image.Image | None = None
     text: str = ""
     note: str = ""

@@ -25,20 +25,21 @@ class CudaMemory:
     """Implements ``Memory``: ``pointer`` is where this process has it."""
 
     def __init__(self, device_id: int, pointer: int, handle: bytes) -> None:
-        self.device_id = device_id
+        self.described: dict[str, str | int] = {"device_id": device_id}
+        self._device_id = device_id
         self._pointer = pointer
         self._handle = handle
 
     @property
     def place(self) -> str:
-        return f"GPU {self.device_id}"
+        return f"GPU {self._device_id}"
 
     @property
     def identity(self) -> object:
         return self._handle
 
     def place_bytes(self) -> int:
-        return cuda_driver.total_bytes(self.device_id)
+        return cuda_driver.total_bytes(self._device_id)
 
     @classmethod
     def open(cls, handle: bytes, device_id: int, byte_size: int, *, region: str) -> CudaMemory:
@@ -106,7 +107,7 @@ class CudaMemory:
 
     def _call(self, name: str, *args: object) -> None:
         try:
-            with cuda_driver.current(self.device_id):
+            with cuda_driver.current(self._device_id):
                 cuda_driver.call(name, *args)
         except HandOffError as error:
             raise Lost(f"is out of reach: {error}") from None

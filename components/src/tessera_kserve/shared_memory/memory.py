@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -14,6 +15,11 @@ class Memory(Protocol):
 
     ``place`` is what it is a part of, for messages, and ``identity`` equal for equal memory.
     """
+
+    @property
+    def described(self) -> Mapping[str, str | int]:
+        """What a region says of it beside its name and size, by KServe's names."""
+        ...
 
     @property
     def place(self) -> str: ...

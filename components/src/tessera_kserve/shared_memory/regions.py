@@ -46,6 +46,11 @@ class Region(Generic[M]):
     byte_size: int
     memory: M
 
+    @property
+    def described(self) -> dict[str, str | int]:
+        """Its fields in an answer."""
+        return {"name": self.name, **self.memory.described, "byte_size": self.byte_size}
+
 
 def _share(free: int, mine: int) -> int:
     """Return what a key may have that has ``mine``: four times what it leaves free, as in ``Budget``.

@@ -24,8 +24,8 @@ class SystemMemory:
     place: Final = str(_FOLDER)
 
     def __init__(self, key: str, offset: int, descriptor: int) -> None:
-        self.key = key
-        self.offset = offset
+        self.described: dict[str, str | int] = {"key": key, "offset": offset}
+        self._offset = offset
         self._descriptor = descriptor
         status = os.fstat(descriptor)
         self.identity: object = (status.st_dev, status.st_ino)
@@ -59,15 +59,15 @@ class SystemMemory:
         return memory
 
     def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, self.offset + offset)
+        data = os.pread(self._descriptor, size, self._offset + offset)
         if len(data) != size:
             raise Lost("was shortened")
         return data
 
     def write(self, offset: int, data: bytes) -> None:
-        if os.fstat(self._descriptor).st_size < self.offset + offset + len(data):
+        if os.fstat(self._descriptor).st_size < self._offset + offset + len(data):
             raise Lost("was shortened")
-        os.pwrite(self._descriptor, data, self.offset + offset)
+        os.pwrite(self._descriptor, data, self._offset + offset)
 
     def __del__(self) -> None:
         os.close(self._descriptor)

@@ -64,15 +64,12 @@ class Nemotron3Spec(DecoderSpec):
     marks: Marks = "bos"
     declares: bool = True
 
+    control = _CONTROL
     prompts: ClassVar[Mapping[str, str]] = {"query": "query: ", "document": "passage: "}
 
     @property
     def vocab_size(self) -> int:
         return self.base_vocab + len(_CONTROL)
-
-    def id_of(self, name: str) -> int:
-        """The id of a control token."""
-        return self.base_vocab + _CONTROL.index(name)
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
         """The JSON files by name."""

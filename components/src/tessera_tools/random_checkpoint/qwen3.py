@@ -59,6 +59,7 @@ class Qwen3Spec(DecoderSpec):
     appends_end: bool = True
     text_prefix: str = "model."
 
+    control = _CONTROL
     prompts: ClassVar[Mapping[str, str]] = {
         "query": f"Instruct: {DEFAULT_TASK}\nQuery:",
         "document": "",
@@ -120,10 +121,6 @@ class Qwen3Spec(DecoderSpec):
         )
         written["post_processor"] = _post_processor(self.base_vocab, appends_end=self.appends_end)
         return written
-
-    def id_of(self, name: str) -> int:
-        """The id of a control token."""
-        return self.base_vocab + _CONTROL.index(name)
 
 
 Layout = Literal["language model", "modules", "classifier"]
@@ -360,20 +357,6 @@ COL_TINY = ColQwen3Spec()
 COL_FULL = ColQwen3Spec(hidden=2560, layers=36, heads=32, intermediate=9728, shards=2, **_VL)
 COLEMBED_TINY = NemotronColEmbedSpec()
 COLEMBED_FULL = NemotronColEmbedSpec(hidden=2560, layers=36, heads=32, intermediate=9728, shards=2, **_VL)
-VL_8B = replace(
-    VL_FULL,
-    hidden=4096,
-    layers=36,
-    heads=32,
-    intermediate=12288,
-    vision_hidden=1152,
-    vision_layers=27,
-    vision_intermediate=4304,
-    deepstack=(8, 16, 24),
-    shards=4,
-)
-
-
 RERANK_TINY = Qwen3RerankSpec()
 RERANK_FULL = Qwen3RerankSpec(**_PUBLISHED)
 VL_RERANK_TINY = Qwen3VLRerankSpec()

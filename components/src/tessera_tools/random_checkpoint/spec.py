@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,12 @@ class DecoderSpec:
     max_positions: int = 131072
     text_prefix: str = ""
     shards: int = 1
+
+    control: ClassVar[Sequence[str]] = ()
+
+    def id_of(self, name: str) -> int:
+        """The id of a control token, which stand behind the byte-pair tokens."""
+        return self.base_vocab + self.control.index(name)
 
     def decoder_json(self, eps: float) -> dict[str, Any]:
         """What ``config.json`` says of the sizes, with the ``eps`` of the norms."""

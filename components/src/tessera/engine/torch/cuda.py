@@ -17,7 +17,6 @@ from tessera.engine.batch import (
     VisionBatch,
     hand_out,
     named_rows,
-    output_bounds,
     output_rows,
     rows_as_asked,
     segments,
@@ -165,7 +164,7 @@ class CudaText(_CudaStage):
                 if graphs is None:
                     computed = compute(_tensors(batch, given, indices))
                 else:
-                    count = int(output_bounds(batch, self._output)[-1])
+                    count = int(self._output.bounds(batch.lengths)[-1])
                     computed = self._replayed(graphs, indices, given)[:count]
                 host = self._streams.staging(tuple(computed.shape), torch.float32)
                 host.copy_(computed, non_blocking=True)

@@ -33,27 +33,24 @@ _BYTES_PER_TOKEN: Final = 4
 class _Costs:
     """Learns what requests cost in tokens: a moving average for bodies of about one length, or of none known.
 
-    A single one would take a short text for an image, and an image for a text, whenever both are sent. Where
-    ``pairs`` are scored a body has many more tokens than its length says: its query is in each of them.
+    A single one would take a short text for an image, and an image for a text, whenever both are sent. A
+    guess is no more than a body of that length could hold. Where ``pairs`` are scored it has many more tokens
+    than its length says: its query is in each of them.
     """
 
     def __init__(self, *, pairs: bool) -> None:
         self._pairs = pairs
-        self._means: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        # By kind, how many were learned of and their mean.
+        self._seen: dict[int, tuple[int, float]] = {}
 
     def guess(self, body_bytes: int | None) -> int:
-        kind = _kind(body_bytes)
-        guess = int(self._means.get(kind, _FIRST_GUESS))
-        if body_bytes is None or self._pairs:
-            return guess
-        return min(guess, body_bytes // _BYTES_PER_TOKEN)
+        guess = int(self._seen.get(_kind(body_bytes), (0, _FIRST_GUESS))[1])
+        return guess if body_bytes is None or self._pairs else min(guess, body_bytes // _BYTES_PER_TOKEN)
 
     def learn(self, body_bytes: int | None, tokens: int) -> None:
         kind = _kind(body_bytes)
-        count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        mean = self._means.get(kind, 0.0)
-        self._means[kind] = mean + max(_LEAST_WEIGHT, 1 / count) * (tokens - mean)
+        count, mean = self._seen.get(kind, (0, 0.0))
+        self._seen[kind] = count + 1, mean + max(_LEAST_WEIGHT, 1 / (count + 1)) * (tokens - mean)
 
 
 def _kind(body_bytes: int | None) -> int:
@@ -76,9 +73,7 @@ class Capacity:
     """
 
     def __init__(self, tokens: Callable[[], int], units: Callable[[], int], *, unknown: int) -> None:
-        self._read_tokens = tokens
-        self._read_units = units
-        self._tokens = self._units = unknown
+        self.tokens, self.units = _lasting(tokens, unknown), _lasting(units, unknown)
 
     @classmethod
     def of_workers(cls, embed: Peers, encode: Peers, *, unknown: int) -> Capacity:
@@ -89,13 +84,16 @@ class Capacity:
             unknown=unknown,
         )
 
-    def tokens(self) -> int:
-        self._tokens = self._read_tokens() or self._tokens
-        return self._tokens
 
-    def units(self) -> int:
-        self._units = self._read_units() or self._units
-        return self._units
+def _lasting(read: Callable[[], int], known: int) -> Callable[[], int]:
+    """Return what reads a number, and goes on with the last one for as long as it is 0."""
+
+    def last() -> int:
+        nonlocal known
+        known = read() or known
+        return known
+
+    return last
 
 
 class _Places:
@@ -202,11 +200,7 @@ class Room:
         self.costs = _Costs(pairs=pairs)
 
     def guess(self, body_bytes: int | None) -> int:
-        """Return the tokens that a request holds until its cost is known.
-
-        What the last requests with bodies of about this length cost, or, but for pairs, what such a body
-        could hold at most.
-        """
+        """Return the tokens that a request holds until its cost is known."""
         return self.tokens.share(self.costs.guess(body_bytes))
 
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:

@@ -123,11 +123,8 @@ class AnswerCounts:
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self._metrics = metrics
-        self._bound = cache(self._bind)
-
-    def count(self, route: str, status: int, code: str | None, model: str, seconds: float) -> None:
-        """``model`` is empty where it was not known; ``code`` is that of an error."""
-        self._bound(route, status, code, model)(seconds)
+        self.of = cache(self._bind)
+        """What counts an answer by its seconds; ``model`` is empty where it was not known."""
 
     def _bind(self, route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
         requests = self._metrics.requests.labels(route, str(status), model).inc
@@ -180,7 +177,7 @@ class RequestMiddleware:
         self._open_paths = open_paths
         self._error_shapes = error_shapes or {}
         self._log = AccessLog(open_paths, access_log_share)
-        self._count = AnswerCounts(metrics).count
+        self._count = AnswerCounts(metrics).of
         # Bound once: finding a series takes longer than counting in it.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
 
@@ -205,7 +202,7 @@ class RequestMiddleware:
             return None
         self._refused["full"]()
         answer = self._failed(failure := render(overloaded), exchange)
-        self._count(path, answer.status, failure.error["code"], "", time.perf_counter() - started)
+        self._count(path, answer.status, failure.error["code"], "")(time.perf_counter() - started)
         self._log.refusals.passes()
         return answer
 
@@ -264,7 +261,7 @@ class RequestMiddleware:
             if math.isnan(seconds):
                 seconds = time.perf_counter() - started
             code = None if exchange.failure is None else exchange.failure.error["code"]
-            self._count(route, status, code, exchange.model, seconds)
+            self._count(route, status, code, exchange.model)(seconds)
             self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)
             exchange.unexpected = None
 

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Final, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import wire
@@ -30,7 +28,7 @@ from tessera.frontend.media.loader import unbounded
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
-from tessera.models.base import SCORES, Output, OutputKind, Outputs
+from tessera.models.base import SCORES, Output, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
@@ -116,7 +114,7 @@ class Answer:
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output, *others: Output) -> Answer:
         sizes = [item.chunk_count if item.chunks else item.token_count for item in items]
-        rows = [Rows.zeros(row_bounds(each, sizes), each.width) for each in (output, *others)]
+        rows = [Rows.zeros(each.bounds(sizes), each.width) for each in (output, *others)]
         return cls(Rows.together(rows), [0] * len(items))
 
     def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
@@ -136,13 +134,6 @@ class Answer:
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
             self.errors[items[position]] = failure.error()
-
-
-def row_bounds(output: Output, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the bounds, int64 ``[inputs + 1]``, of the rows of inputs of so many tokens, or chunks."""
-    if output.kind in (OutputKind.VECTOR, OutputKind.SCORE):
-        return np.arange(len(sizes) + 1, dtype=np.int64)
-    return np.fromiter(accumulate(map(output.rows, sizes), initial=0), np.int64, len(sizes) + 1)
 
 
 def _received(reply: wire.EmbedReply, like: Rows) -> Rows:
@@ -185,11 +176,8 @@ class Router:
         self._slack = slack
         self.loads = Loads()
 
-    def pick_text(self, instances: Collection[int]) -> int:
-        """Return the least loaded; ``instances`` must not be empty, here and below."""
-        return self.loads.least(instances)
-
     def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
+        """Return the worker of an image; ``instances`` must not be empty."""
         bound = LOAD_FACTOR * sum(self.loads[instance] for instance in instances) / len(instances)
         ranking = sorted(instances, key=lambda instance: _weight(digest, instance), reverse=True)
         for instance in ranking:
@@ -329,7 +317,7 @@ class Dispatcher:
                 # A query's images come first and are the same in all its pairs.
                 instance = self._router.pick_image(item.images[-1].digest, ready)
             else:
-                instance = self._router.pick_text(ready)
+                instance = self._router.loads.least(ready)
             # Counted at once, so that the items of one large request spread over the workers too.
             self._router.loads.add(instance, item.token_count)
             share = open_.get(instance)

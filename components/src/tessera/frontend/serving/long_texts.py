@@ -27,7 +27,6 @@ from tessera.models.base import (
     Prompt,
     Role,
     Truncate,
-    prompts_of,
 )
 from tessera.sandbox import Limits, Pool, ProcessLost, Stop, in_memory
 from tessera.sandbox.memory import Memory
@@ -204,13 +203,13 @@ class Handler:
             tasks.append(Pairs(query=content, documents=[content], limits=limits, param="", params=[""]))
         for task in tasks:
             with contextlib.suppress(TesseraError):
-                prompts_of(pickle.loads(pickle.dumps(task)), self._model)
+                pickle.loads(pickle.dumps(task)).prompts(self._model)
 
     def answer(self, memory: Memory, task: bytes, descriptor: int) -> bytes:
         # The frontend's own words, which it has pickled itself.
         asked: InputTask | Pairs = pickle.loads(os.pread(descriptor, os.lseek(descriptor, 0, os.SEEK_END), 0))
         built: list[_Built | Failure] = []
-        for prompt in prompts_of(asked, self._model):
+        for prompt in asked.prompts(self._model):
             if isinstance(prompt, TesseraError):
                 built.append(
                     Failure(code=prompt.code, message=prompt.message[:_MOST_MESSAGE], param=prompt.param)

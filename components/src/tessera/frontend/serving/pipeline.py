@@ -20,7 +20,7 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
-from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt, row_bounds
+from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt
 from tessera.frontend.serving.images import ImageReader, KnownMedia, Visions
 from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.prompts import Prompter
@@ -226,7 +226,7 @@ class Pipeline:
         cost = Cost(
             tokens=sum(lengths),
             units=sum([vision.payload.plan.units for _, images in good.values() for vision in images]),
-            bounds=tuple([row_bounds(output, sizes) for output in outputs]),
+            bounds=tuple([output.bounds(sizes) for output in outputs]),
         )
         return Work(request=request, outputs=outputs, good=good, errors=errors, lengths=lengths, cost=cost)
 

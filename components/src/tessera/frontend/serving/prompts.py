@@ -22,7 +22,6 @@ from tessera.models.base import (
     Prompt,
     Role,
     Truncate,
-    prompts_of,
     truncation_of,
 )
 from tessera.models.declared import declared_of, named_prompt
@@ -55,18 +54,12 @@ class _Work(NamedTuple):
     errors: Sequence[TesseraError | None] = ()
 
     def prompts(self, model: Model) -> list[Prompt | TesseraError]:
-        return self.completed([] if self.task is None else prompts_of(self.task(), model))
+        return self.completed([] if self.task is None else self.task().prompts(model))
 
     def completed(self, made: list[Prompt | TesseraError]) -> list[Prompt | TesseraError]:
         """Return what the task gave, with the errors in their places."""
         left = iter(made)
         return [next(left) if error is None else error for error in self.errors] if self.errors else made
-
-
-def _input_task(
-    entry: Input, visions: Visions, max_tokens: int, truncate: Truncate, prompt: str | None
-) -> InputTask:
-    return InputTask(_content(entry, visions, prompt), max_tokens, truncate, entry.param)
 
 
 _Entry = tuple[Input, Visions | TesseraError]
@@ -248,7 +241,8 @@ class Prompter:
             visions = error
         if isinstance(visions, TesseraError):
             return _Work(None, entry.size, [visions])
-        return _Work(partial(_input_task, entry, visions, max_tokens, truncate, prompt), entry.size)
+        content = partial(_content, entry, visions, prompt)
+        return _Work(lambda: InputTask(content(), max_tokens, truncate, entry.param), entry.size)
 
     def _named(self, entry: Input, name: str) -> str | None:
         """Return the prompt of an input that names one; raises ``InvalidInput``."""

@@ -32,7 +32,6 @@ class BertRerank(CrossEncoder, Bert):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Bert.family,
     model_types=("bert", "distilbert"),
     hub_models=(
         "sentence-transformers/all-MiniLM-L6-v2",
@@ -53,7 +52,6 @@ FAMILY: Family = OptionsFamily(
 )
 
 COLBERT: Family = OptionsFamily(
-    name=BertColbert.family,
     model_types=("bert",),
     hub_models=("colbert-ir/colbertv2.0", "answerdotai/answerai-colbert-small-v1"),
     options=ColbertOptions,
@@ -63,7 +61,6 @@ COLBERT: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=BertRerank.family,
     model_types=("bert", "distilbert"),
     hub_models=("cross-encoder/ms-marco-MiniLM-L6-v2",),
     options=PairOptions,

@@ -69,7 +69,6 @@ class Clip(TiledTowers):
     family = "clip"
 
     def __init__(self, path: Path, options: NoOptions) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text, processor = _text(config), read_processor(path)
         size, vision = _vision(config)
@@ -150,7 +149,6 @@ def _vision(config: Section) -> tuple[int, VisionConfig]:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Clip.family,
     model_types=("clip",),
     hub_models=(
         "openai/clip-vit-base-patch32",

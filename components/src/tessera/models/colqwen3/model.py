@@ -61,7 +61,6 @@ class ColQwen3(Qwen3VLBody):
     kind = OutputKind.TOKENS
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
         self._answers = Section.read(path / CONFIG_FILE).string("model_type", among=(TOMORO, OPS)) == OPS
         # That of Ops is trained to be cut.
@@ -107,7 +106,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=ColQwen3.family,
     model_types=(TOMORO, OPS),
     hub_models=(
         "TomoroAI/tomoro-colqwen3-embed-4b",

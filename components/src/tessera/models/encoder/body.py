@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tessera.checkpoint.section import Section
@@ -76,15 +76,13 @@ BERT: Final = Body(
     ),
 )
 
-ROBERTA: Final = Body(
+ROBERTA: Final = replace(
+    BERT,
     first="<s>",
     last="</s>",
     stems=("roberta.", "xlm-roberta.", "camembert."),
-    embeddings={**_EMBEDDINGS, **_TYPES},
-    layer_stem="encoder.layer.",
-    layer=_LAYER,
-    norm="output.LayerNorm.",
     score=("classifier.dense.", "classifier.out_proj."),
+    vocabulary=None,
 )
 
 DISTILBERT: Final = Body(

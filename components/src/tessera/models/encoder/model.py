@@ -79,7 +79,6 @@ class EncoderModel(TowerModel):
     _skipped: Sequence[tuple[list[int], int]] = ()
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
         self.prompts = role_prompts(
             declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt

@@ -43,7 +43,6 @@ class LlamaNemotronEmbed(TowerModel):
     family = "llama_nemotron_embed"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config, options, self.kind)
         super().__init__(
@@ -86,7 +85,6 @@ class LlamaNemotronRerank(LlamaPairs, LlamaNemotronEmbed):
 
 
 FAMILY: Family = OptionsFamily(
-    name=LlamaNemotronEmbed.family,
     model_types=("llama_bidirec",),
     hub_models=("nvidia/llama-nemotron-embed-1b-v2",),
     options=Options,
@@ -95,7 +93,6 @@ FAMILY: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=LlamaNemotronRerank.family,
     model_types=("llama_bidirec",),
     hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
     options=Options,

@@ -74,6 +74,12 @@ class LlamaNemotronVL(TowerModel):
     )
     vision_part = ""
 
+    def __new__(cls, path: Path, options: NoOptions | None = None) -> LlamaNemotronVL:
+        # Late interaction has the same architecture, and may have no other mark than this one.
+        if cls is LlamaNemotronVL and Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
+            cls = LlamaNemotronColEmbedVL
+        return super().__new__(cls)
+
     def __init__(self, path: Path, options: NoOptions | None = None) -> None:
         """Read configuration and tokenizer; the weights are not looked at.
 
@@ -200,24 +206,15 @@ class LlamaNemotronRerankVL(LlamaPairs, LlamaNemotronVL):
         return self.before_text("", images), "" if self.strips_after_image else " "
 
 
-def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
-    # Late interaction has the same class, and may have no other mark than this one.
-    if Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
-        return LlamaNemotronColEmbedVL(path)
-    return LlamaNemotronVL(path)
-
-
 FAMILY: Family = OptionsFamily(
-    name=LlamaNemotronVL.family,
     model_types=("llama_nemotron_vl",),
     hub_models=("nvidia/llama-nemotron-embed-vl-1b-v2",),
     options=NoOptions,
-    opened=_open,
+    opened=LlamaNemotronVL,
     architectures=("LlamaNemotronVLModel",),
 )
 
 COLEMBED: Family = OptionsFamily(
-    name=LlamaNemotronColEmbedVL.family,
     model_types=("llama_nemotron_vl",),
     hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
     options=NoOptions,
@@ -226,7 +223,6 @@ COLEMBED: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=LlamaNemotronRerankVL.family,
     model_types=("llama_nemotron_vl_rerank",),
     hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
     options=NoOptions,

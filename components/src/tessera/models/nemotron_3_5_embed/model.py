@@ -157,7 +157,6 @@ class Nemotron35Embed(PatchedImages):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Nemotron35Embed.family,
     model_types=("mistral3",),
     hub_models=(
         "nvidia/Nemotron-3.5-Embed-1B-BF16",

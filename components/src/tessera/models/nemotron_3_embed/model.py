@@ -37,7 +37,6 @@ class Nemotron3Embed(TowerModel):
     family = "nemotron_3_embed"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = with_defaults(Section.read(path / CONFIG_FILE))
         declared = read_declared(path)
         text = read_text(config, pooling=read_pooling(config, declared, options.pooling))
@@ -54,7 +53,6 @@ class Nemotron3Embed(TowerModel):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Nemotron3Embed.family,
     model_types=("ministral3",),
     hub_models=(
         "nvidia/Nemotron-3-Embed-1B-BF16",

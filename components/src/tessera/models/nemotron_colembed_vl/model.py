@@ -126,7 +126,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=NemotronColEmbedVL.family,
     model_types=("qwen3_vl_nemotron_embed",),
     hub_models=("nvidia/nemotron-colembed-vl-4b-v2", "nvidia/nemotron-colembed-vl-8b-v2"),
     options=Options,

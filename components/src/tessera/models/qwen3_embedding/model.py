@@ -41,7 +41,6 @@ class Qwen3Embedding(TowerModel):
     takes_instructions = True
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
         max_tokens = min(options.max_tokens, max_positions(config))
@@ -79,7 +78,6 @@ def read_config(config: Section) -> TextSpec:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3Embedding.family,
     model_types=("qwen3",),
     hub_models=("Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "Qwen/Qwen3-Embedding-8B"),
     options=Options,

@@ -46,7 +46,6 @@ class Qwen3Rerank(Qwen3Pairs):
     answer = ("<think>", "\n\n", "</think>", "\n\n")
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
         super().__init__(path, text, options, max_tokens=min(options.max_tokens, max_positions(config)))
@@ -60,7 +59,6 @@ def read_config(config: Section) -> TextSpec:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3Rerank.family,
     model_types=("qwen3",),
     hub_models=("Qwen/Qwen3-Reranker-0.6B", "Qwen/Qwen3-Reranker-4B", "Qwen/Qwen3-Reranker-8B"),
     options=Options,

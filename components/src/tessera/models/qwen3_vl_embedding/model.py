@@ -36,7 +36,6 @@ class Qwen3VLEmbedding(Qwen3VLBody):
     takes_instructions = True
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
         super().__init__(path, config, options, dimensions=range(_SMALLEST, config.text.layer.hidden))
         check_embeds(self.declared, options.task)
@@ -67,7 +66,6 @@ def punctuated(instruction: str) -> str:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLEmbedding.family,
     model_types=("qwen3_vl",),
     hub_models=("Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Embedding-8B"),
     options=Options,

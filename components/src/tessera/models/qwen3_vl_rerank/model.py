@@ -49,7 +49,6 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
     before_document = ">:"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         super().__init__(path, read_config(path), options)
         self.score_pairs(instruction=options.instruction)
 
@@ -65,7 +64,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLRerank.family,
     model_types=("qwen3_vl",),
     hub_models=("Qwen/Qwen3-VL-Reranker-2B", "Qwen/Qwen3-VL-Reranker-8B"),
     options=Options,

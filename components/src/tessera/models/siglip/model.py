@@ -89,6 +89,22 @@ class SiglipTexts(TwoTowers):
         self._pad = tokenizer.id_of(token_name(path, "pad_token", "</s>"))
         return replace(tokenizer, words=None)
 
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """The shape of one patch in the product that patches go through."""
+        return self.config.channels, self.config.patch_size, self.config.patch_size
+
+    def vision_shapes(self) -> Shapes:
+        vision = self.config
+        hidden = vision.layer.hidden
+        return {
+            "vision.patches.projection.weight": (hidden, *self.patch_shape),
+            "vision.patches.projection.bias": (hidden,),
+            "vision.embed_positions.weight": (vision.grid**2, hidden),
+            **stack_shapes(vision.layer, vision.layers),
+            **pool_shapes(vision.layer),
+        }
+
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """As the base; texts and token ids are padded."""
         made = super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
@@ -106,7 +122,6 @@ class Siglip(TiledTowers, SiglipTexts):
     family = "siglip"
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text, processor = read_text(config), read_processor(path)
         section = tower_section(config, "vision_config")
@@ -116,17 +131,6 @@ class Siglip(TiledTowers, SiglipTexts):
         tokenizer = self.read_tokenizer(path, text, options.texts)
         super().__init__(path, text, vision, processing, options, tokenizer=tokenizer)
         self.tiling = read_tiling(processor, size=size, patch=patch, crops=False)
-
-    def vision_shapes(self) -> Shapes:
-        vision = self.config
-        hidden, patch = vision.layer.hidden, vision.patch_size
-        return {
-            "vision.patches.projection.weight": (hidden, vision.channels, patch, patch),
-            "vision.patches.projection.bias": (hidden,),
-            "vision.embed_positions.weight": (vision.grid**2, hidden),
-            **stack_shapes(vision.layer, vision.layers),
-            **pool_shapes(vision.layer),
-        }
 
     def vision_tower(self) -> VisionTower:
         from tessera.models.siglip.vision import SiglipVision
@@ -159,7 +163,6 @@ def read_vision(section: Section, *, patch: int, grid: int) -> VisionConfig:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Siglip.family,
     model_types=("siglip",),
     hub_models=(
         "google/siglip-base-patch16-224",

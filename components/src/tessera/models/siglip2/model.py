@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.checkpoint.weights import Shapes
 from tessera.errors import ConfigError
 from tessera.imaging import Picture
 from tessera.models.base import Empty, Family, ImagePlan, Int32Array, Pixels
@@ -22,7 +21,6 @@ from tessera.models.siglip.model import SiglipTexts, Texts, read_text, read_visi
 from tessera.models.siglip2.patches import cut, grid_of
 from tessera.models.two_towers.config import tower_section
 from tessera.models.two_towers.images import HALF, read_processing, read_processor
-from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
 
 if TYPE_CHECKING:
     from tessera.nn.vision import VisionTower
@@ -99,16 +97,9 @@ class Siglip2(SiglipTexts):
         )
         return Pixels(values=patches, plan=plan)
 
-    def vision_shapes(self) -> Shapes:
-        vision = self.config
-        hidden = vision.layer.hidden
-        return {
-            "vision.patches.projection.weight": (hidden, vision.patch_features),
-            "vision.patches.projection.bias": (hidden,),
-            "vision.embed_positions.weight": (vision.grid**2, hidden),
-            **stack_shapes(vision.layer, vision.layers),
-            **pool_shapes(vision.layer),
-        }
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        return (self.config.patch_features,)
 
     def vision_tower(self) -> VisionTower:
         from tessera.models.siglip2.vision import Siglip2Vision
@@ -117,7 +108,6 @@ class Siglip2(SiglipTexts):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Siglip2.family,
     model_types=("siglip2",),
     hub_models=("google/siglip2-base-patch16-naflex", "google/siglip2-so400m-patch16-naflex"),
     options=Options,

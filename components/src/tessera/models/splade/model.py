@@ -56,7 +56,6 @@ class Splade(EncoderModel):
     features = frozenset({Feature.FP8})
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
         self.prompts = role_prompts(
             declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
@@ -123,7 +122,6 @@ class Splade(EncoderModel):
 
 
 FAMILY: Family = OptionsFamily(
-    name=Splade.family,
     model_types=("bert", "distilbert"),
     hub_models=(
         "naver/splade-v3",

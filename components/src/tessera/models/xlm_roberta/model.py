@@ -34,7 +34,6 @@ class XlmRoberta(EncoderModel):
     _heads: M3Heads | None = None
 
     def __init__(self, path: Path, options: Options) -> None:
-        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         super().__init__(path, options)
         self._heads = M3Heads.find(path, self._tokenizer)
 
@@ -98,7 +97,6 @@ class XlmRobertaRerank(CrossEncoder, XlmRoberta):
 
 
 FAMILY: Family = OptionsFamily(
-    name=XlmRoberta.family,
     model_types=_TYPES,
     hub_models=(
         "BAAI/bge-m3",
@@ -112,7 +110,6 @@ FAMILY: Family = OptionsFamily(
 )
 
 COLBERT: Family = OptionsFamily(
-    name=XlmRobertaColbert.family,
     model_types=_TYPES,
     options=ColbertOptions,
     opened=XlmRobertaColbert,
@@ -121,7 +118,6 @@ COLBERT: Family = OptionsFamily(
 )
 
 RERANK: Family = OptionsFamily(
-    name=XlmRobertaRerank.family,
     model_types=_TYPES,
     hub_models=("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base"),
     options=PairOptions,
