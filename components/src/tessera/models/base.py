@@ -549,6 +549,13 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 
 
+def parameters_of(model: Model) -> int:
+    """Return how many parameters both stages have together."""
+    dtype = "bfloat16"
+    nbytes = model.text_nbytes(dtype) + (0 if model.vision is None else model.vision_nbytes(dtype))
+    return nbytes // 2
+
+
 def prompts_of(task: InputTask | Pairs, model: Model) -> list[Prompt | TesseraError]:
     """Return the prompt of an input, or of each document with its query, or their errors."""
     try:
