@@ -28,9 +28,9 @@ _MOST_ON_A_CARD: Final = 8
 # Of a model that is fed faster than it is asked: new pictures for CLIP's large one kept 4.75 cores busy in
 # decoders, 1.5 in frontends and 1.4 in a worker, and with ten decoders there were more (780 and 814/s).
 _OF_CORES_OF_SMALL_MODELS: Final = (5, 8)
-# What one interpreter answers of that traffic takes 9.9 ms of all processors, 780 times a second. Two cores that
-# others used had 186 of 128 images at once from one worker, 585 from two and 622 from three, where each came
-# in a message of its own. Where they meet, messages of two workers are smaller: 1.5 times the worker's time.
+# What one interpreter answers of that traffic takes 9.9 ms of all processors, 780 times a second. Two cores
+# that others used had 186 of 128 images at once from one worker, 585 from two and 622 from three, where each
+# came alone. Where images meet, the messages of two workers are smaller: 1.5 times the worker's time.
 _CORES_OF_AN_INTERPRETER: Final = 8
 _MOST_WORKERS_ON_A_CARD: Final = 4
 # CLIP's large one has 0.43 billion: its engine gave 3,055 a second in process, four times what a worker's
