@@ -92,7 +92,7 @@ class ModelServer(Server):
         try:
             return await departure.during(work)
         finally:
-            self.callers.forget(context)
+            self.callers.stops.pop(context, None)
             self.under_way -= 1
 
     async def _embed(self, request: Mapping[str, Any], context: Any) -> Json:

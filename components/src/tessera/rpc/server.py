@@ -112,27 +112,20 @@ class Callers:
     """
 
     def __init__(self) -> None:
-        self._stops: dict[Any, Callable[[], object]] = {}
+        self.stops: dict[Any, Callable[[], object]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, context: Any, stop: Callable[[], object]) -> None:
-        """Call ``stop`` once the caller of the runtime's ``context`` is gone, until that is forgotten."""
-        self._stops[context] = stop
-        if self._timer is None:
-            self._look_later()
-
-    def forget(self, context: Any) -> None:
-        self._stops.pop(context, None)
-
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        """Call ``stop`` once the caller of the runtime's ``context`` is gone, unless it left ``stops``."""
+        self.stops[context] = stop
+        self._timer = self._timer or asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        for context in [context for context in self._stops if context.is_stopped()]:
-            self._stops.pop(context)()
-        if self._stops:
-            self._look_later()
+        for context in [context for context in self.stops if context.is_stopped()]:
+            self.stops.pop(context)()
+        if self.stops:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
 
 class Server:
@@ -280,7 +273,7 @@ class Server:
             async for payload in joint.payloads():
                 yield payload
         finally:
-            self.callers.forget(context)
+            self.callers.stops.pop(context, None)
             joint.end()
 
     async def answer(self, message: wire.Request) -> wire.Reply:
