@@ -36,6 +36,20 @@ def test_frontends(cores: int, gib: int, cards: int, expected: int) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("cores", "billions", "expected"),
+    [
+        # CLIP's large one; SigLIP's so400m keeps a card busy with one worker.
+        *((16, 0.43, 2), (16, 0.88, 1), (16, 0.03, 2), (16, 1.7, 1)),
+        *((2, 0.43, 1), (8, 0.43, 1), (15, 0.43, 1), (24, 0.43, 3), (32, 0.43, 4), (192, 0.03, 4)),
+    ],
+)
+def test_workers_share_a_card_where_interpreters_are_the_bound(
+    cores: int, billions: float, expected: int
+) -> None:
+    assert defaults.workers_on_a_card(cores=cores, parameters=int(billions * 1e9)) == expected
+
+
 def test_a_host_of_frontends_alone_gives_them_half_its_cores() -> None:
     found = [defaults.frontends(cores=cores, nbytes=64 * GIB, cards=0, workers=0) for cores in (1, 2, 8, 64)]
     assert found == [1, 1, 4, 16]
@@ -54,6 +68,9 @@ def test_two_cores_without_a_card_are_as_they_always_were() -> None:
 def test_a_worker_beside_a_card_of_16_cores() -> None:
     share = Share(cores=16, nbytes=128 * GIB, on_card=True)
     assert (share.decoders(), share.threads(16), share.cache_bytes()) == (6, 1, 8 * GIB)
+    # Ten for a small model, by one worker or by two.
+    assert share.decoders(small=True) == 10
+    assert Share(cores=16, nbytes=128 * GIB, beside=2, on_card=True).decoders(small=True) == 5
     twice = Share(cores=32, nbytes=256 * GIB, beside=2, on_card=True)
     assert (twice.decoders(), twice.threads(32), twice.cache_bytes()) == (6, 1, 8 * GIB)
 
@@ -96,6 +113,7 @@ def test_everything_is_at_least_something_and_grows_with_the_machine(cores: int)
         larger = Share(cores=2 * cores, nbytes=2 * gib * GIB, on_card=on_card)
         for beside in (1, 2, 8):
             crowded = Share(cores=cores, nbytes=gib * GIB, beside=beside, on_card=on_card)
+            assert crowded.decoders() <= crowded.decoders(small=True) <= 16
             assert 2 <= crowded.decoders() <= share.decoders() <= larger.decoders() <= 8
             assert 1 <= crowded.threads(cores) <= share.threads(cores) <= cores
             assert GIB <= crowded.cache_bytes() <= share.cache_bytes() <= larger.cache_bytes()

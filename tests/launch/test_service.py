@@ -55,12 +55,12 @@ def wanted(name: str, checkpoint: Path, base: int, *worker: str, **given: str) -
 class Placing:
     """A service of which nothing but its processes is looked at."""
 
-    def __init__(self, signals: Signals, base: int, *models: WantedModel) -> None:
+    def __init__(self, signals: Signals, base: int, *models: WantedModel, several: bool = True) -> None:
         settings = LaunchSettings.read({"TESSERA_SYSTEM_PORT_BASE": str(base), "TESSERA_FRONTENDS": "1"})
         self.service = Service(
             settings,
             models,
-            several=True,
+            several=several,
             python=sys.executable,
             environment=dict(os.environ),
             signals=signals,
@@ -79,6 +79,12 @@ class Placing:
             found._stop()
             found._folders, found._made = None, {}
         return list(models)
+
+    def found(self) -> list[Deployed]:
+        """The models that are there from the start, once it is known what they are."""
+        for model in self.service.models:
+            self.service._finish(self.service.find(model))
+        return self.place()
 
     def workers(self, model: Deployed) -> list[tuple[Process, WorkerSettings]]:
         found = self.service._processes_of(model)
@@ -141,3 +147,32 @@ def test_the_urls_of_an_ipv6_address_can_be_asked(signals: Signals, checkpoint: 
         report=Report("text"),
     )
     assert found.urls == ["http://[::1]:8123"]
+
+
+@pytest.mark.parametrize("script", ["agg", "e_p"])
+def test_workers_of_a_small_model_share_each_card(
+    script: str, checkpoint: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(cores=32, nbytes=64 * GIB, cards=CARDS)
+    monkeypatch.setattr(service, "this_machine", lambda environment: machine)
+    (base,) = free_ports(8)[:1]
+    settings = LaunchSettings.read(
+        {"TESSERA_MODEL_PATH": str(checkpoint), "TESSERA_SYSTEM_PORT_BASE": str(base)}
+    )
+
+    def placed(split: bool, several: bool) -> tuple[list[Deployed], list[tuple[Process, WorkerSettings]]]:
+        one = WantedModel(settings=settings, split=split)
+        placing = Placing(signals, base, one, several=several)
+        models = placing.found()
+        return models, placing.workers(models[0])
+
+    models, found = placed(script == "e_p", False)
+    cards = [process.environment["CUDA_VISIBLE_DEVICES"] for process, _ in found]
+    assert cards == ["GPU-0", "GPU-1", "GPU-0", "GPU-1"]
+    assert len({process.environment["DYN_SYSTEM_PORT"] for process, _ in found}) == 4
+    assert [worker.card_workers for _, worker in found] == [2, 2, 2, 2]
+    if script == "agg":
+        # Frontends wait for all of them, and each has its part of the host.
+        assert models[0].expected == ("4", "0")
+        assert [worker.host_workers for _, worker in found] == [4, 4, 4, 4]
+        assert len(placed(False, True)[1]) == 2

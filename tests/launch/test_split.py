@@ -10,7 +10,7 @@ import pytest
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch.processes import Workers, agg_workers, e_p_workers
 from tessera.launch.settings import LaunchSettings
-from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
+from tessera.launch.split import described, most_on_a_card, on_cards, settled, sharing, with_frontends
 from tessera.machine import Card, Machine
 from tessera.worker.settings import parse
 from tests.launch.started import processes
@@ -59,6 +59,16 @@ def cards(script: str, machine: Machine, *, text_only: bool = False, **given: st
 def test_every_card_gets_one_worker_of_each_mode(count: int, agg: list[str], both: list[str]) -> None:
     assert cards("agg", host(count)) == {"agg": agg}
     assert cards("e_p", host(count)) == {"encode": both, "embed": both}
+
+
+def test_a_card_is_shared_where_nothing_says_how_many_workers_there_are() -> None:
+    def most(machine: Machine, *, parameters: int = 430_000_000, **given: str) -> int:
+        return most_on_a_card(LaunchSettings.read(given), machine, parameters=parameters)
+
+    assert [most(host(1)), most(host(2)), most(host(2, cores=64))] == [2, 1, 4]
+    assert [most(host(0)), most(host(1), parameters=880_000_000)] == [1, 1]
+    assert most(host(1), TESSERA_AGG_WORKERS="1") == 1
+    assert most(host(1), TESSERA_AGG_CUDA_VISIBLE_DEVICES="0") == 1
 
 
 def test_a_model_of_text_alone_has_all_cards_for_its_texts() -> None:

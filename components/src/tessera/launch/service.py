@@ -34,7 +34,7 @@ from tessera.launch.processes import (
 from tessera.launch.reload import reload
 from tessera.launch.report import Report
 from tessera.launch.settings import LaunchSettings, SettingError
-from tessera.launch.split import described, on_cards, placed, settled, sharing, with_frontends
+from tessera.launch.split import described, most_on_a_card, on_cards, placed, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
 from tessera.machine import free_memory_bytes, this_machine
 from tessera.terminal import place_of, reason_of
@@ -345,10 +345,9 @@ class Service:
         return "dyn_system_port_base" not in self.settings.defaults
 
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
-        """The lowest on which nothing listens; the first that were chosen are looked at by ``check``."""
-        looked_at = self._chose_system_ports and not taken
+        """The lowest on which nothing listens."""
         ports = range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1)
-        free = (port for port in ports if port not in taken and (looked_at or not listens("127.0.0.1", port)))
+        free = (port for port in ports if port not in taken and not listens("127.0.0.1", port))
         lowest = list(islice(free, count))
         if len(lowest) < count:
             raise SettingError(
@@ -381,14 +380,17 @@ class Service:
     def find(self, model: Deployed) -> Steps[None]:
         """Download a model of a hub for all processes, and join an adapter with its base.
 
-        There are no encode workers for a model that reads text alone.
+        There are no encode workers for a model that reads text alone. Several workers share each card for one
+        that is small, where it is the only one.
 
         Raises ``SettingError`` for what is no model.
         """
         settings = model.settings
         splits = any(kind.role == "encode" and kind.count for kind in model.workers)
+        alone = not (self.several or model.wanted.split)
+        shares = alone and most_on_a_card(model.wanted.settings, self._machine) > 1
         is_directory = os.path.isdir(settings.model_path)
-        if is_directory and not splits and not settings.model_revision and not settings.is_adapter:
+        if is_directory and not (splits or shares or settings.model_revision or settings.is_adapter):
             return
         said = yield from self._ask_what_it_is(settings)
         # It is as nobody's token that processes read what was downloaded.
@@ -404,6 +406,9 @@ class Service:
                 model_path=said["source"]["directory"],
                 served_model_name=settings.served_model_name or settings.model_name,
             )
+        if shares:
+            each = most_on_a_card(model.wanted.settings, self._machine, parameters=said["parameters"])
+            model.workers = [replace(kind, count=each * kind.count) for kind in model.workers]
         if splits and not said["images"]:
             model.workers = [kind for kind in model.workers if kind.role != "encode"]
             reads = f"{model.settings.model_name} reads text alone"

@@ -342,8 +342,10 @@ class LaunchSettings(Shared):
         replace(
             _WORKERS,
             shape="agg",
+            default="by GPUs and cores",
             help="workers with both stages: one for each GPU, or for each entry of "
-            "TESSERA_AGG_CUDA_VISIBLE_DEVICES; one without a GPU",
+            "TESSERA_AGG_CUDA_VISIBLE_DEVICES; one without a GPU. With neither set, a model of at most 500 "
+            "million parameters that is served alone has one for every 8 cores, 4 on a GPU at most",
         ),
     ] = OPEN
     encode_workers: Annotated[int, _WORKERS] = OPEN

@@ -31,6 +31,17 @@ def settled(settings: LaunchSettings, machine: Machine) -> LaunchSettings:
     )
 
 
+def most_on_a_card(settings: LaunchSettings, machine: Machine, *, parameters: int = 0) -> int:
+    """How many workers with both stages share each card, where no setting says so.
+
+    ``parameters`` are the model's. ``settings`` are as they were given.
+    """
+    if settings.agg_workers != OPEN or settings.agg_cuda_visible_devices or not machine.cards:
+        return 1
+    cores = machine.cores // len(machine.cards)
+    return defaults.workers_on_a_card(cores=cores, parameters=parameters)
+
+
 def with_frontends(settings: LaunchSettings, workers: Sequence[Workers], machine: Machine) -> LaunchSettings:
     """The settings with a number of frontends, for those workers of this host."""
     if settings.frontends != OPEN:

@@ -16,6 +16,7 @@ from tessera.errors import TesseraError
 from tessera.flags import parse_flags
 from tessera.logs import LogFormat, LogSettings, log_as, log_settings
 from tessera.models import find, open_model, try_out
+from tessera.models.base import parameters_of
 from tessera.settings import ModelOptions, ModelPath, Revision, Setting
 
 
@@ -46,6 +47,7 @@ def main() -> int:
         "output": model.output.kind.value,
         "width": model.output.width,
         "images": model.vision is not None,
+        "parameters": parameters_of(model),
     }
     print(json.dumps(said))
     return 0

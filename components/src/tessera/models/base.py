@@ -571,6 +571,13 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 """What items become that are compared with queries."""
 
 
+def parameters_of(model: Model) -> int:
+    """Return how many parameters both stages have together."""
+    dtype = "bfloat16"
+    nbytes = model.text_nbytes(dtype) + (0 if model.vision is None else model.vision_nbytes(dtype))
+    return nbytes // 2
+
+
 def truncation_of(model: Model, asked: Truncate) -> Truncate:
     """Return what a model is asked for: the side that it declares, or the end, for ``DECLARED``."""
     if asked is not Truncate.DECLARED:
