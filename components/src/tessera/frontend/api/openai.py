@@ -445,7 +445,7 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
             "sparse": self.return_sparse,
             "multivector": self.return_colbert_vecs,
         }
-        if all(flag is None for flag in flags.values()):
+        if set(flags.values()) == {None}:
             return tuple(dict.fromkeys(self.output_types))
         # As in FlagEmbedding, a dense vector is there unless it is declined.
         by_flag = [name for name, flag in flags.items() if flag or (flag is None and name == "dense")]

@@ -402,10 +402,10 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     worker = f"embed worker {share.instance:x}"
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
-    items = len(share.indices)
-    if any(not 0 <= position < items for position in reply.failures):
+    items, failed = len(share.indices), reply.failures
+    if failed and not 0 <= min(failed) <= max(failed) < items:
         raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-    failed, counts = reply.failures, request.counts
+    counts = request.counts
     if failed or items != len(counts[0]):
         counts = [
             [0 if position in failed else of_items[index] for position, index in enumerate(share.indices)]
