@@ -4,7 +4,9 @@ The engines cost nothing, so that what is left is the service. The floor is meas
 ASGI application, the tokenizer, and one empty call over Dynamo; and beside it a bare service, which takes
 texts to vectors and does nothing else. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
-``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
+``--against`` compares with another commit: two services of each are there at once, and this one drives
+them in turns, A B B A, window by window. One after the other says little: two starts of one commit differ,
+and so does one machine from minute to minute, by a third.
 ``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
 ``--instructions`` and ``--bytecodes`` count those of the frontend instead, for one request at a time, in
 turns as well: what decides where others use the machine. Each commit has the stand-ins of its own benchmarks.
@@ -68,10 +70,14 @@ _SLOW_START_SECONDS: Final = 400.0
 
 @dataclass(slots=True)
 class Cost:
-    """Of one input at one concurrency: latencies in seconds, and processor seconds by process and part."""
+    """Of one input at one concurrency: latencies in seconds, and processor seconds by process and part.
+
+    ``windows`` has the processor seconds of a request in each window.
+    """
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    windows: list[float] = field(default_factory=list)
     spent: cpu.Parts = field(default_factory=dict)
 
     @property
@@ -96,20 +102,39 @@ Costs = dict[tuple[str, int], Cost]
 """By input and concurrency."""
 
 
-def measure(options: argparse.Namespace, load: Load, urls: Sequence[str], costs: Costs) -> None:
-    """Add what the running service costs; raises ``RuntimeError`` when it refuses a request."""
-    for name in options.inputs:
-        for loop in (1, options.concurrency):
-            meter = cpu.Meter()
-            outcome = drive(load, urls, WORKLOADS[name], loop, meter)
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service that runs: its name in tables, its frontends' URLs, and its processes by what they are."""
+
+    name: str
+    urls: Sequence[str]
+    processes: dict[int, str]
+
+
+def measure(
+    options: argparse.Namespace, load: Load, services: Sequence[Running], costs: dict[str, Costs]
+) -> None:
+    """Add what the services cost, each input in turns; raises ``RuntimeError`` when one refuses a request."""
+    for name, loop in ((name, loop) for name in options.inputs for loop in (1, options.concurrency)):
+        for each in services:
+            meter = cpu.Meter(each.processes)
+            outcome = drive(load, each.urls, WORKLOADS[name], loop, meter)
             if outcome.errors or not outcome.latencies:
                 raise RuntimeError(f"{name}, {loop} at once: {outcome.errors or 'no answer'}")
-            cost = costs.setdefault((name, loop), Cost())
+            cost = costs.setdefault(each.name, {}).setdefault((name, loop), Cost())
             cost.seconds += outcome.seconds
             cost.latencies += outcome.latencies
+            cost.windows.append(sum(meter.spent.values()) / len(outcome.latencies))
             for part, spent in meter.spent.items():
                 cost.spent[part] = cost.spent.get(part, 0.0) + spent
-            print(f"  {name}, {loop} at once: {outcome.requests_rate:.0f}/s", flush=True)
+            print(f"  {each.name}: {name}, {loop} at once: {outcome.requests_rate:.0f}/s", flush=True)
+
+
+def _share(found: Sequence[float], first: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the shares, each of its own turn, and twice its standard error."""
+    shares = [value / other for value, other in zip(found, first, strict=True)]
+    error = 2 * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
+    return statistics.mean(shares), error
 
 
 @contextmanager
@@ -188,6 +213,7 @@ def _rows(services: dict[str, Costs], against: str) -> tuple[tuple[str, ...], li
     others = {name: services[name] for name in (_FLOOR, against)}
     for name in others:
         header += (f"p50 / {name}", f"CPU / {name}")
+    header += ("+-",)
     rows: list[tuple[str, ...]] = []
     for column in services[_FLOOR]:
         for name, costs in services.items():
@@ -195,6 +221,8 @@ def _rows(services: dict[str, Costs], against: str) -> tuple[tuple[str, ...], li
             shares: list[float] = []
             for other in others.values():
                 shares += (cost.p50 / other[column].p50, cost.processor / other[column].processor)
+            windows = others[against][column].windows
+            shares.append(_share(cost.windows, windows)[1] if len(windows) == len(cost.windows) else math.nan)
             values = (cost.p50 * 1e3, cost.requests, cost.processor * 1e3, *shares)
             rows.append((column[0], str(column[1]), name, *map(number, values)))
     return header, rows
@@ -268,9 +296,7 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
                     print(each, name, f"{counts[name][-1]:.4f}", flush=True)
             first = next(iter(counts.values()))
             for name, found in counts.items():
-                shares = [value / other for value, other in zip(found, first, strict=True)]
-                error = 2 * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
-                figures = (min(found), statistics.median(found), max(found), statistics.mean(shares), error)
+                figures = (min(found), statistics.median(found), max(found), *_share(found, first))
                 rows.append((each, name, *(f"{figure:.4f}" for figure in figures)))
             if kind is Bytecodes:
                 _print_functions(each, {name: one.by_function for name, one in counted.items()})
@@ -353,11 +379,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, bare in ((_FLOOR, False), (_BARE, True)):
             print(name, flush=True)
             with floor(tokenizer, options.frontends, logs, bare=bare) as urls:
-                measure(options, replace(load, check=False), urls, services.setdefault(name, {}))
-        for name, deployment in turns:
-            print(name, flush=True)
-            with service(deployment, logs / name.replace(" ", "-")) as urls:
-                measure(options, load, urls, services.setdefault(name, {}))
+                least = Running(name, urls, cpu.service_processes(os.getpid()))
+                measure(options, replace(load, check=False), [least], services)
+        running: list[Running] = []
+        for number, (name, deployment) in enumerate(turns):
+            others = cpu.service_processes(os.getpid())
+            urls = stack.enter_context(service(deployment, logs / f"{number}-{name.replace(' ', '-')}"))
+            own = {pid: what for pid, what in cpu.service_processes(os.getpid()).items() if pid not in others}
+            running.append(Running(name, urls, own))
+        for _ in range(options.turns):
+            measure(options, load, running, services)
     header, rows = _rows(services, options.against or ("this" if options.beside else _FLOOR))
     print("\n" + table(header, rows))
     write_csv(options.out / "cost.csv", header, rows)
@@ -386,6 +417,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--instructions", type=int, default=0, metavar="N", help="count those of N requests")
     parser.add_argument("--bytecodes", type=int, default=0, metavar="N", help="count those of N requests")
     parser.add_argument("--counts", type=int, default=3, help="each of so many requests")
+    parser.add_argument("--turns", type=int, default=1, help="windows of each service for each input")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
 

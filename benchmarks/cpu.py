@@ -129,10 +129,10 @@ def waits(processes: dict[int, str]) -> Parts:
 
 
 class Meter:
-    """Implements ``load.clients.Watch``: what the services that this process runs spend meanwhile."""
+    """Implements ``load.clients.Watch``: what ``processes`` spend meanwhile, or all services below it."""
 
-    def __init__(self) -> None:
-        self._processes = service_processes(os.getpid())
+    def __init__(self, processes: dict[int, str] | None = None) -> None:
+        self._processes = service_processes(os.getpid()) if processes is None else processes
         self._before: Parts = {}
         self._began = 0.0
         self.spent: Parts = {}

@@ -21,14 +21,17 @@ def begin() -> None:
         return
     # By identity: the hash of a code is that of all that is in it.
     counts: dict[int, list[int]] = {}
-    codes: dict[int, CodeType] = {}
+    names: dict[int, str] = {}
+    # Kept, so that no other has its identity.
+    codes: list[CodeType] = []
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         code = frame.f_code
         if (count := counts.get(id(code))) is None:
-            codes[id(code)], count = code, [0]
-            counts[id(code)] = count
+            codes.append(code)
+            count = counts[id(code)] = [0]
+            names[id(code)] = _name(frame)
 
         def step(frame: FrameType, event: str, _: Any) -> Any:
             if event == "opcode":
@@ -41,8 +44,7 @@ def begin() -> None:
         sys.settrace(None)
         found: dict[str, int] = {}
         for key, count in [*counts.items()]:
-            name = f"{codes[key].co_filename}:{codes[key].co_qualname}"
-            found[name] = found.get(name, 0) + count[0]
+            found[names[key]] = found.get(names[key], 0) + count[0]
             count[0] = 0
         with open(f"{file}.new", "w") as written:
             json.dump(found, written)
@@ -52,3 +54,13 @@ def begin() -> None:
     signal.signal(signal.SIGUSR2, write)
     threading.settrace(trace)
     sys.settrace(trace)
+
+
+def _name(frame: FrameType) -> str:
+    """Name a function by its file, or one that was made of a text by the class that has it."""
+    code = frame.f_code
+    if code.co_filename != "<string>" or not code.co_argcount:
+        return f"{code.co_filename}:{code.co_qualname}"
+    first = frame.f_locals[code.co_varnames[0]]
+    owner = first if isinstance(first, type) else type(first)
+    return f"{owner.__module__}:{owner.__qualname__}.{code.co_name}"

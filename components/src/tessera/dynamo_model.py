@@ -6,8 +6,9 @@ import logging
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from tessera.budgets import Budget
 from tessera.errors import ConfigError, InvalidInput, MediaFetchError, TesseraError
@@ -110,7 +111,7 @@ class DynamoModel:
             if asked:
                 raise InvalidInput(f"{name}: this way gives one little-endian vector an input", param=name)
         # There is no place in the answer for the error of one input beside the vectors of others.
-        return replace(request, allow_partial=False)
+        return msgspec.structs.replace(request, allow_partial=False)
 
     def _write(self, request: EmbeddingsRequest, result: Result) -> dict[str, Any]:
         # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.

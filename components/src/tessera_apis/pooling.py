@@ -18,10 +18,10 @@ asks for the logit. The first and the last token of an input have no weight.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from tessera.errors import InvalidInput
@@ -112,7 +112,7 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             f"the header that describes {len(request.inputs)} inputs would be longer than "
             f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
         )
-    request = replace(request, outputs=names)
+    request = msgspec.structs.replace(request, outputs=names)
     if output.width == 1 and request.dtype not in _FLOATS:
         raise InvalidInput.at(
             "embed_dtype", f"a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}"

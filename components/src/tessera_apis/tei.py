@@ -7,7 +7,7 @@ where both are, a body with a ``query`` is for the reranker. ``/info`` is of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
 
@@ -266,7 +266,7 @@ def _translate(
     body: Json,
     served: Served,
 ) -> Translated:
-    request = replace(parse_tei(form.read(body), served.limits), outputs=served.of_kind(kind))
+    request = msgspec.structs.replace(parse_tei(form.read(body), served.limits), outputs=served.of_kind(kind))
     write = write_sparse if kind is OutputKind.SPARSE else partial(write_tei, request, served)
     return Translated(request=request, write=write)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tessera.errors import InvalidInput
@@ -43,7 +43,9 @@ def test_names_of_one_row_mean_the_same(first: str, other: str, values: tuple[ob
     by_first, by_other = (parse_embeddings({"input": "a", name: values[0]}) for name in (first, other))
     assert (
         by_first
-        == replace(by_other, dimensions_param=by_first.dimensions_param, dtype_param=by_first.dtype_param)
+        == msgspec.structs.replace(
+            by_other, dimensions_param=by_first.dimensions_param, dtype_param=by_first.dtype_param
+        )
         != parse_embeddings({"input": "a"})
     )
     with pytest.raises(InvalidInput, match="contradicts"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from benchmarks.proc import children
 
@@ -74,7 +74,7 @@ async def test_documents_are_those_of_threads(prompter: Prompter, checkpoint: Pa
     for truncate in (Truncate.NONE, Truncate.END):
         (entry,) = texts("short").inputs
         parts = ("short", " one more", LONG * 10_000)
-        document = replace(entry, parts=parts, size=sum(map(len, parts)), chunked=True)
+        document = msgspec.structs.replace(entry, parts=parts, size=sum(map(len, parts)), chunked=True)
         request = EmbeddingsRequest(inputs=(document,), truncate=truncate)
         (expected,) = await plain.build(request, [()], call())
         (found,) = await prompter.build(request, [()], call())

@@ -6,9 +6,9 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from starlette.types import Scope
 
 from tessera.frontend.admission.rate import RateLimiter
@@ -22,8 +22,7 @@ from tessera.tasks import Deadline, Departure
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False, kw_only=True):
     """Holds what is known of a request from its head to its answer; owned by one event loop.
 
     ``line`` has the request's id, which its body may set. ``headers`` has the first of each name, in lower
@@ -41,11 +40,11 @@ class Exchange:
     path: str
     method: str = "POST"
     peer: str = ""
-    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    headers: Mapping[bytes, bytes] = msgspec.field(default_factory=dict)
     body_bytes: int | None = None
     rates: RateLimiter | None = None
     bodies: GroupBudget | None = None
-    departure: Departure = field(default_factory=Departure)
+    departure: Departure = msgspec.field(default_factory=Departure)
     key: str = ANONYMOUS
     client: str = ""
     ticket: Ticket | None = None

@@ -7,7 +7,6 @@ client used. ``param`` is always the client's own path to the value (``input[3].
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -62,8 +61,7 @@ BARE_BASE64: Final = "data:;base64,"
 """What a client's base64 gets before it when it came without the head of a data URL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSource:
+class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where an image is: a data, ``http``, ``https`` or ``file`` URL, or an absolute local path.
 
     Nothing has been fetched or checked yet. ``uuid`` is the client's own name for the content; it is a
@@ -79,8 +77,7 @@ class ImageSource:
     grid: tuple[int, int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PixelSource:
+class PixelSource(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Pixels that a client scaled and normalised itself, for one image: nothing rounds or normalises them.
 
     ``values`` is float32 or float16 ``[units, *unit_shape]``, as ``VisionSpec`` has them: ``[tiles, 3, 512,
@@ -97,8 +94,7 @@ Part = str | TokenIds | Image
 """A part of an input: a text, token ids, or an image."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(msgspec.Struct, frozen=True, kw_only=True):
     """What is embedded as one: texts and images in the client's order, or token ids.
 
     Token ids are the whole prompt. With images they come first and hold the images' placeholders, one for
@@ -130,8 +126,7 @@ class Input:
         return cls(parts=parts, role=role, param=param, instruction=instruction, images=images, size=size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingsRequest:
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for vectors, one per input and in their order.
 
     ``model`` is the name without a role suffix, None when the client named none. ``outputs``
@@ -167,8 +162,7 @@ class EmbeddingsRequest:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRequest:
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a score of each document; ``queries`` is one for all of them, or one for each.
 
     ``max_tokens`` bounds a pair of a reranker, and each input of another model; ``max_query_tokens`` and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Final, Self
 
@@ -50,8 +50,7 @@ _MOST_FULL_SECONDS: Final = 0.4
 _NO_LIMIT: Final = 64 * GIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File(ImageSource):
+class _File(ImageSource, frozen=True, kw_only=True):
     """An image whose bytes are there; its ``url`` means nothing."""
 
     data: bytes

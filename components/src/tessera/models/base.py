@@ -15,6 +15,7 @@ from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -501,8 +502,7 @@ class PairLimits:
     truncate: Truncate = Truncate.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class InputTask:
+class InputTask(msgspec.Struct, frozen=True):
     """What the prompt of one input is made of."""
 
     content: Content

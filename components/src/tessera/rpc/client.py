@@ -9,8 +9,9 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from tessera import tracing, wire
 from tessera.errors import (
@@ -45,8 +46,7 @@ _LATE: Final = "the request was not answered in time"
 _CANCEL_SECONDS: Final = 2.0
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     """A request, and the reply or the error that its caller waits for.
 
     It is ``answered`` when its reply has come from the instance.
@@ -64,8 +64,7 @@ class _Call:
             self.reply.set_result(reply)
 
 
-@dataclass(slots=True, eq=False)
-class _Joint:
+class _Joint(msgspec.Struct, eq=False):
     """Calls that travel together: ``unanswered`` by position, of which ``left`` are those nobody waits for.
 
     ``first`` is the number of the first call. Once it has ``begun`` the instance has all of them, and has
@@ -75,7 +74,7 @@ class _Joint:
     first: int
     unanswered: dict[int, _Call]
     cancelled: tuple[int, ...] = ()
-    left: set[int] = field(default_factory=set)
+    left: set[int] = set()
     begun: bool = False
     large: bool = False
     task: asyncio.Task[None] | None = None

@@ -96,30 +96,33 @@ def _lasting(read: Callable[[], int], known: int) -> Callable[[], int]:
     return last
 
 
-class _Places:
-    """Finds where the table has what all, and each client, hold of ``owner``, in every slot."""
+class _Places(dict[str, int]):
+    """Has where the own slot of the table has what a client, or all for "", hold of ``owner``.
+
+    A name keeps its place there for as long as this process runs.
+    """
 
     def __init__(self, group: FrontendGroup, owner: str) -> None:
+        super().__init__()
         self.group = group
         self._owner = owner
         self._epoch = group.epoch
-        self._by_client: dict[str, tuple[int, list[int]]] = {}
+        self._elsewhere: dict[str, list[int]] = {}
 
-    def find(self, client: str) -> tuple[int, list[int]]:
-        """Return the places of a client, or of all for "": in the own slot, in the others."""
+    def __missing__(self, client: str) -> int:
+        place = self[client] = self.group.place(model_entry(self._owner, client))
+        return place
+
+    def elsewhere(self, client: str) -> list[int]:
+        """Return the places of the same in the slots of the other frontends."""
         if self._epoch != self.group.epoch:
-            self._by_client.clear()
+            self._elsewhere.clear()
             self._epoch = self.group.epoch
-        places = self._by_client.get(client)
+        places = self._elsewhere.get(client)
         if places is None:
             name = model_entry(self._owner, client)
-            others = self.group.places(name, self.group.others)
-            places = self._by_client[client] = self.group.place(name), others
+            places = self._elsewhere[client] = self.group.places(name, self.group.others)
         return places
-
-    def clients(self) -> list[str]:
-        """Return the named clients of this frontend's requests."""
-        return [client for client in self._by_client if client]
 
 
 class GroupBudget(Budget):
@@ -128,11 +131,12 @@ class GroupBudget(Budget):
     ``unit`` is the noun of errors. Two frontends that admit at the same instant do not see each other.
     """
 
-    __slots__ = ("_places", "_word")
+    __slots__ = ("_places", "_word", "_words")
 
     def __init__(self, limit: Callable[[], int], places: _Places, word: int, unit: str) -> None:
         super().__init__(limit, unit=f"{unit} in flight")
         self._places = places
+        self._words = places.group.words
         self._word = word
 
     @property
@@ -142,18 +146,17 @@ class GroupBudget(Budget):
     @property
     def own(self) -> int:
         """Return what this frontend has in use."""
-        return self._places.group.words[self._places.find("")[0] + self._word]
+        return self._words[self._places[""] + self._word]
 
     def held(self, client: str) -> int:
-        words, word = self._places.group.words, self._word
-        own, others = self._places.find(client)
-        total = words[own + word]
-        for at in others:
-            total += words[at + word]
+        words, word, places = self._words, self._word, self._places
+        total = words[places[client] + word]
+        if places.group.others:
+            total += sum([words[at + word] for at in places.elsewhere(client)])
         return total
 
     def largest(self) -> int:
-        return max(map(self.held, self._places.clients()), default=0)
+        return max([self.held(client) for client in self._places if client], default=0)
 
     def admits(self, client: str, amount: int) -> bool:
         # Nobody is refused for what a frontend held that has ended.
@@ -166,10 +169,10 @@ class GroupBudget(Budget):
         return min(amount, self.limit // 4)
 
     def take(self, client: str, amount: int) -> None:
-        words, word, find = self._places.group.words, self._word, self._places.find
-        words[find("")[0] + word] += amount
+        words, word, places = self._words, self._word, self._places
+        words[places[""] + word] += amount
         if client:
-            words[find(client)[0] + word] += amount
+            words[places[client] + word] += amount
 
 
 BODY_BYTES: Final = 512 << 20

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from tessera.errors import InvalidInput
@@ -73,8 +73,7 @@ MESSAGE_ROLES: Final[dict[str, Role | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputBuilder:
+class InputBuilder(msgspec.Struct, frozen=True, kw_only=True):
     """Makes inputs under the limits; ``role`` and ``instruction`` are for those that state none."""
 
     role: Role | None
@@ -88,11 +87,11 @@ class InputBuilder:
         builder = cls(role=role, limits=limits)
         if instruction is None:
             return builder
-        return replace(builder, instruction=builder.read_instruction(instruction, ""))
+        return msgspec.structs.replace(builder, instruction=builder.read_instruction(instruction, ""))
 
     def named(self, prompt: str) -> InputBuilder:
         """Return one for inputs with a prompt of this name, which may be that of a role."""
-        return replace(self, prompt_name=prompt, role=self.role or NAMED_ROLES.get(prompt))
+        return msgspec.structs.replace(self, prompt_name=prompt, role=self.role or NAMED_ROLES.get(prompt))
 
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
@@ -265,7 +264,7 @@ def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageS
         reject_unknown(value, ("image_embeds", GRID), path)
         grid = _grid(value.get(GRID), f"{path}.{GRID}")
         value, path = value.get("image_embeds"), f"{path}.image_embeds"
-    return replace(image_at(value, path, bare=True), uuid=uuid, embeddings=True, grid=grid)
+    return msgspec.structs.replace(image_at(value, path, bare=True), uuid=uuid, embeddings=True, grid=grid)
 
 
 def _grid(value: Json, param: str) -> tuple[int, int, int] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
@@ -195,8 +195,7 @@ class LoopTurns:
 N = TypeVar("N", int, npt.NDArray[np.int64])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translated:
+class Translated(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a request for vectors in the service's own terms, and how its answer is written.
 
     ``forms`` are the element types and encodings in which the answer has each row, where they are not the
@@ -266,8 +265,7 @@ class Translated:
         return came, written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedScores:
+class TranslatedScores(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a request for scores in the service's own terms, and how its answer is written.
 
     ``copies`` says how often the request's documents stand in the answer.

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -41,8 +41,7 @@ LARGEST: Final[Mapping[str, float]] = {"float16": 65520.0, "bfloat16": (2 - 2**-
 """The least value that each type rounds to infinity."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseBody:
+class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     """A finished body; ``headers`` are those that belong to it, without the content type."""
 
     content: bytes

@@ -28,7 +28,6 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final, TypeVar
@@ -445,7 +444,7 @@ class NamedOutputsBody(EmbeddingsBody, kw_only=True):
             "sparse": self.return_sparse,
             "multivector": self.return_colbert_vecs,
         }
-        if all(flag is None for flag in flags.values()):
+        if set(flags.values()) == {None}:
             return tuple(dict.fromkeys(self.output_types))
         # As in FlagEmbedding, a dense vector is there unless it is declined.
         by_flag = [name for name, flag in flags.items() if flag or (flag is None and name == "dense")]
@@ -492,7 +491,7 @@ def _with_outputs(
     names, most, tokens = body.names(), body.max_active_dims, body.return_tokens
     if not (names or most or tokens):
         return request
-    return replace(request, outputs=names, most_active=most, tokens=tokens)
+    return msgspec.structs.replace(request, outputs=names, most_active=most, tokens=tokens)
 
 
 def _of_document(
@@ -507,7 +506,9 @@ def _of_document(
     ):
         if given:
             raise InvalidInput.at("late_chunking", f"contradicts {name}")
-    return replace(request, inputs=(document_of(request.inputs, "input", limits),), outputs=(CHUNKS,))
+    return msgspec.structs.replace(
+        request, inputs=(document_of(request.inputs, "input", limits),), outputs=(CHUNKS,)
+    )
 
 
 def read_body(form: Form[E], value: Json) -> E:
@@ -743,7 +744,7 @@ def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -
             ]
         elif output.kind is OutputKind.TOKENS:
             found = row_entries(
-                finished(rows.values, replace(request, dimensions=None), output),
+                finished(rows.values, msgspec.structs.replace(request, dimensions=None), output),
                 rows.bounds,
                 request,
                 "multi_vector",
@@ -866,7 +867,7 @@ def _translate_other(request: EmbeddingsRequest, served: Served) -> Translated:
     if request.outputs == (CHUNKS,):
         check_chunks(served, "late_chunking")
         # Each chunk's vector is written as that of an input.
-        write = partial(write_embeddings, replace(request, outputs=()), served)
+        write = partial(write_embeddings, msgspec.structs.replace(request, outputs=()), served)
         return Translated(request=request, write=write)
     if request.outputs or served.output.kind is OutputKind.SPARSE:
         request = _named(request, served)
@@ -893,7 +894,7 @@ def _named(request: EmbeddingsRequest, served: Served) -> EmbeddingsRequest:
     if request.multivector:
         raise InvalidInput.at("return_multivector", "contradicts output_types, which names token vectors")
     if len(outputs) == 1 and outputs[0] is served.output and outputs[0].kind is not OutputKind.TOKENS:
-        return replace(request, outputs=())
+        return msgspec.structs.replace(request, outputs=())
     return request
 
 

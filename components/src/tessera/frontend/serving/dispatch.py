@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -44,8 +44,7 @@ _RETRIES: Final = 2
 _MAX_MESSAGE_BYTES: Final = 48 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What all work for one request has in common: who asks, until when, and for which rows.
 
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
@@ -99,8 +98,7 @@ NO_SALT: Final = Salt()
 _NO_TIMINGS: Final = wire.Timings()
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """What came back for items, in their order: rows as the family gives them, or errors by index.
 
     The rows of a failed item are zeros. The arrays may be a reply's own, which are read-only.
@@ -108,7 +106,7 @@ class Answer:
 
     rows: Rows
     cached_tokens: list[int]
-    errors: dict[int, TesseraError] = field(default_factory=dict)
+    errors: dict[int, TesseraError] = {}
     timings: wire.Timings = _NO_TIMINGS
 
     @classmethod
@@ -195,8 +193,7 @@ _Part = wire.Same | int
 _NO_PARTS: Final[Mapping[_Part, int]] = {}
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
     ``parts`` are what travels once for all of them: images and queries. ``lent`` says that some of their
@@ -204,15 +201,14 @@ class _Share:
     """
 
     instance: int
-    indices: list[int] = field(default_factory=list)
+    indices: list[int] = []
     tokens: int = 0
     nbytes: int = 0
-    parts: set[_Part] = field(default_factory=set)
+    parts: set[_Part] = set()
     lent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """What the shares of one request have in common; each writes its items' part of ``answer``.
 
     ``outputs`` are what an item becomes, ``counts`` the numbers of its rows of each.
@@ -224,7 +220,7 @@ class _Request:
     outputs: tuple[Output, ...]
     answer: Answer
     counts: Sequence[Sequence[int]]
-    gone: set[int] = field(default_factory=set)
+    gone: set[int] = set()
 
     def nbytes(self, index: int) -> int:
         """Return the bytes of an item's values."""
@@ -387,7 +383,7 @@ class Dispatcher:
             items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
         if call.queries:
             numbers = {number: place for place, number in enumerate(sorted({item.query for item in items}))}
-            call = replace(call, queries=[call.queries[number] for number in numbers])
+            call = msgspec.structs.replace(call, queries=[call.queries[number] for number in numbers])
             items = [msgspec.structs.replace(item, query=numbers[item.query]) for item in items]
         return items, call
 
@@ -397,10 +393,10 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     worker = f"embed worker {share.instance:x}"
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
-    items = len(share.indices)
-    if any(not 0 <= position < items for position in reply.failures):
+    items, failed = len(share.indices), reply.failures
+    if failed and not 0 <= min(failed) <= max(failed) < items:
         raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
-    failed, counts = reply.failures, request.counts
+    counts = request.counts
     if failed or items != len(counts[0]):
         counts = [
             [0 if position in failed else of_items[index] for position, index in enumerate(share.indices)]

@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Final, TypeVar
@@ -44,8 +44,7 @@ _EPSILON: Final = 1e-12
 _PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a whole request; cached ones are image tokens whose rows no encoder had to compute."""
 
     text_tokens: int
@@ -57,8 +56,7 @@ class Usage:
         return self.text_tokens + self.image_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs' rows of each output by its name, the default output first, and what went wrong.
 
     The rows of failed inputs are zeros. Where the output is a vector, each input has one row, failed ones
@@ -80,8 +78,7 @@ class Result:
         return next(iter(self.outputs.values()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """``values`` float32 ``[documents]``, in their order.
 
     Logits where ``kind`` is SCORE, else cosines (VECTOR) or sums of each query token's best dot product
@@ -97,8 +94,7 @@ class Scores:
     timings: wire.Timings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What a request takes of workers: ``tokens``, ``units`` of the vision stage, and output rows.
 
     ``bounds``, int64 ``[inputs + 1]``, says of each output which of its rows are an input's.
@@ -113,8 +109,7 @@ class Cost:
         return sum([int(ends[-1]) for ends in self.bounds])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """A request for vectors whose images are read and whose prompts are built.
 
     ``good`` has the prompt and the images of each input that can be embedded, ``errors`` the error of each
@@ -129,8 +124,7 @@ class Work:
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreWork:
+class ScoreWork(msgspec.Struct, frozen=True, kw_only=True):
     """A request for scores whose images are read and whose prompts are built.
 
     The rows of its cost are those that workers send: none of a reranker's queries, and none of a token-vector
@@ -237,7 +231,7 @@ class Pipeline:
             answer = Answer.empty((), *work.outputs)
         else:
             items = [_item(request.inputs[index], *parts) for index, parts in good.items()]
-            call = replace(call, outputs=request.outputs) if request.outputs else call
+            call = msgspec.structs.replace(call, outputs=request.outputs) if request.outputs else call
             with self._dispatching({"tessera.items": len(items)}, work.cost):
                 embed = partial(self._embed_in_runs, request) if self._in_runs else self._embedder.embed
                 answer = await embed(items, call)
@@ -311,7 +305,7 @@ class Pipeline:
         inputs = (*request.queries, *request.documents)
 
         async def embed(items: Sequence[wire.Item], compared: Sequence[bytes] = ()) -> Answer:
-            answer = await self._embedder.embed(items, replace(call, queries=compared))
+            answer = await self._embedder.embed(items, msgspec.structs.replace(call, queries=compared))
             if answer.errors:
                 raise answer.errors[min(answer.errors)]
             return answer

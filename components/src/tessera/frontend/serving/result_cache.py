@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -251,7 +252,7 @@ class _Batch:
         return _computed(answer, position)
 
     async def _send(self) -> Answer:
-        call = replace(self.call, deadline=Deadline.after(self._seconds))
+        call = msgspec.structs.replace(self.call, deadline=Deadline.after(self._seconds))
         return await self._dispatcher.embed(self._items, call)
 
 
