@@ -95,14 +95,17 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             self.rates.charge(self.key, tokens)
         self._paid = True
 
-    def hold(self, nbytes: int) -> None:
+    def hold(self, nbytes: int, spare: int = 0) -> None:
         """Hold bytes before they are read; raises ``Overloaded`` where requests have no room for them.
+
+        There has to be room for ``spare`` more, which others may take.
 
         They are those of the body, of images that it names, of tensors in shared memory. All stay held until
         the answer begins: what is made of them, texts and images, lives as long.
         """
         if self.bodies is not None:
-            self.bodies.hold(self.client, nbytes)
+            self.bodies.check(self.client, nbytes + spare)
+            self.bodies.take(self.client, nbytes)
             self._held_bytes += nbytes
 
     @property
