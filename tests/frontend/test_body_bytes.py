@@ -297,13 +297,16 @@ async def test_small_calls_of_grpc_that_come_together_are_all_answered(
     running: Running, crowded: Running
 ) -> None:
     """What they hold while they wait for their turns left no room for the one whose turn it was."""
+    refused = crowded.refusals()
     assert await metadata_of_server(crowded, ALICE, 1) == [""]
     # Fewer than may wait in a line.
     assert Counter(await metadata_of_server(crowded, ALICE, 600)) == {"": 600}
     # gRPC keeps 1,000 that nobody has taken, and cancels some of the others.
     assert Counter(await metadata_of_server(running, ALICE, 1500)) == {"": 1500}
     for each in (running, crowded):
-        await asyncio.to_thread(wait_until, lambda: each.held_bytes == 0)
+        await asyncio.to_thread(wait_until, lambda each=each: each.held_bytes == 0)
+    # To wait is no refusal, however often there was no room meanwhile.
+    assert crowded.refusals() == refused
 
 
 async def test_a_message_of_grpc_that_is_larger_than_half_of_the_budget(crowded: Running) -> None:

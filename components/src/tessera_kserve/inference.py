@@ -113,7 +113,7 @@ class Inference:
         """
 
         def take() -> None:
-            exchange.hold(nbytes, spare())
+            exchange.hold_once_free(nbytes, spare())
 
         await self._line.wait(nbytes, take, client=exchange.client, deadline=exchange.deadline)
 
@@ -188,7 +188,7 @@ class Inference:
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,
-            hold=exchange.hold,
+            hold=exchange.hold_once_free,
         )
         prepared, held = None, exchange.held_bytes
         while True:

@@ -95,16 +95,24 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             self.rates.charge(self.key, tokens)
         self._paid = True
 
-    def hold(self, nbytes: int, spare: int = 0) -> None:
+    def hold(self, nbytes: int) -> None:
         """Hold bytes before they are read; raises ``Overloaded`` where requests have no room for them.
-
-        There has to be room for ``spare`` more, which others may take.
 
         They are those of the body, of images that it names, of tensors in shared memory. All stay held until
         the answer begins: what is made of them, texts and images, lives as long.
         """
         if self.bodies is not None:
-            self.bodies.check(self.client, nbytes + spare)
+            self.bodies.hold(self.client, nbytes)
+            self._held_bytes += nbytes
+
+    def hold_once_free(self, nbytes: int, spare: int = 0) -> None:
+        """As ``hold``, for who asks until there is room, which counts as no refusal.
+
+        There has to be room for ``spare`` more, which others may take.
+        """
+        if self.bodies is not None:
+            if not self.bodies.admits(self.client, nbytes + spare):
+                raise self.bodies.overloaded(self.client, nbytes)
             self.bodies.take(self.client, nbytes)
             self._held_bytes += nbytes
 
