@@ -303,15 +303,15 @@ async def test_small_calls_of_grpc_that_come_together_are_all_answered(
     assert Counter(await metadata_of_server(crowded, ALICE, 600)) == {"": 600}
     # gRPC keeps 1,000 that nobody has taken, and cancels some of the others.
     assert Counter(await metadata_of_server(running, ALICE, 1500)) == {"": 1500}
-    for each in (running, crowded):
-        await asyncio.to_thread(wait_until, lambda each=each: each.held_bytes == 0)
+    await asyncio.to_thread(wait_until, lambda: running.held_bytes == crowded.held_bytes == 0)
     # To wait is no refusal, however often there was no room meanwhile.
     assert crowded.refusals() == refused
 
 
 async def test_a_message_of_grpc_that_is_larger_than_half_of_the_budget(crowded: Running) -> None:
     """It is received where it is alone, as a body of HTTP is."""
-    (found,) = await metadata_of_server(crowded, ALICE, 1, bytes([0x1A, 0x80, 0x80, 0x80, 5]) + bytes(10 * MIB))
+    message = bytes([0x1A, 0x80, 0x80, 0x80, 5]) + bytes(10 * MIB)
+    (found,) = await metadata_of_server(crowded, ALICE, 1, message)
     assert "larger than the 65536 bytes" in found
     await asyncio.to_thread(wait_until, lambda: crowded.held_bytes == 0)
 

@@ -33,8 +33,8 @@ _OF_CORES_OF_SMALL_MODELS: Final = (5, 8)
 # came alone. Where images meet, the messages of two workers are smaller: 1.5 times the worker's time.
 _CORES_OF_AN_INTERPRETER: Final = 8
 _MOST_WORKERS_ON_A_CARD: Final = 4
-# CLIP's large one takes 3.2 GiB of a card with its largest batches, and a context and graphs, which no account
-# has, a half more. Four workers on 8 GiB have batches of an eighth, of which nothing is gained.
+# The account of CLIP's large one with its largest batches has 3.2 GiB of a card. A context and graphs, which
+# are in none, come on top. On 8 GiB four workers would have batches of a quarter.
 _CARD_BYTES_OF_A_WORKER: Final = 6 * GIB
 # CLIP's large one has 0.43 billion: its engine gave 3,055 a second in process, four times what a worker's
 # interpreter does. SigLIP's so400m has 0.88 at 384 pixels, and 786 a second keep a card busy.

@@ -83,7 +83,9 @@ class Receiver:
         Raises ``Overloaded`` where too many wait for room, and ``RequestCancelled`` where there is none.
         """
         # Half of a small budget: beside its own window a call would wait for the whole for ever.
-        most = self._max_bytes if exchange.bodies is None else min(self._max_bytes, exchange.bodies.limit // 2)
+        most = self._max_bytes
+        if exchange.bodies is not None:
+            most = min(most, exchange.bodies.limit // 2)
         client, room = exchange.client, False
         # Windows leave room for one message: without it no call that has its turn would get any further.
         await self._hold(exchange, WINDOW_BYTES, lambda: 0 if self._with_room[client] else most)
