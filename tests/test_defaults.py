@@ -37,17 +37,21 @@ def test_frontends(cores: int, gib: int, cards: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "billions", "expected"),
+    ("cores", "billions", "gib", "expected"),
     [
         # CLIP's large one; SigLIP's so400m keeps a card busy with one worker.
-        *((16, 0.43, 2), (16, 0.88, 1), (16, 0.03, 2), (16, 1.7, 1)),
-        *((2, 0.43, 1), (8, 0.43, 1), (15, 0.43, 1), (24, 0.43, 3), (32, 0.43, 4), (192, 0.03, 4)),
+        *((16, 0.43, 80, 2), (16, 0.88, 80, 1), (16, 0.03, 80, 2), (16, 1.7, 80, 1)),
+        *((2, 0.43, 80, 1), (8, 0.43, 80, 1), (15, 0.43, 80, 1), (24, 0.43, 80, 3)),
+        *((32, 0.43, 80, 4), (192, 0.03, 80, 4)),
+        # Each has room for its batches.
+        *((64, 0.43, 0, 1), (64, 0.43, 4, 1), (64, 0.03, 8, 1), (64, 0.43, 16, 2), (64, 0.43, 24, 4)),
     ],
 )
 def test_workers_share_a_card_where_interpreters_are_the_bound(
-    cores: int, billions: float, expected: int
+    cores: int, billions: float, gib: int, expected: int
 ) -> None:
-    assert defaults.workers_on_a_card(cores=cores, parameters=int(billions * 1e9)) == expected
+    found = defaults.workers_on_a_card(cores=cores, nbytes=gib * GIB, parameters=int(billions * 1e9))
+    assert found == expected
 
 
 def test_a_host_of_frontends_alone_gives_them_half_its_cores() -> None:

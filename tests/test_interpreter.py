@@ -12,7 +12,7 @@ import uvloop
 
 from tessera import interpreter
 from tessera.interpreter import Bystander, SharedInterpreter
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 ROUNDS = 600
 # Shorter than the switch interval, which a waiting thread would otherwise ask after.
@@ -30,6 +30,11 @@ def bystander() -> Iterator[Bystander]:
 
 def test_a_thread_has_had_its_turn_when_it_was_given_way(bystander: Bystander) -> None:
     assert all(bystander.give_way(60.0) for _ in range(100))
+
+
+def test_a_thread_that_came_later_than_it_was_waited_for_ends(bystander: Bystander) -> None:
+    assert not bystander.give_way(0.0) or not bystander.give_way(0.0)
+    wait_until(lambda: bystander._asked.locked() and not bystander._came.locked())
 
 
 def test_a_thread_comes_to_its_turns_while_the_loop_is_busy() -> None:

@@ -65,11 +65,11 @@ class Running:
         return connection
 
 
-def started(checkpoint: Path, folder: Path, *flags: str) -> Iterator[Running]:
+def started(checkpoint: Path, folder: Path, *flags: str, budget: int = BUDGET) -> Iterator[Running]:
     (folder / "keys").write_text(f"{ALICE} alice\n{BOB} bob\n")
     (port,) = free_ports(1)
     flags += ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
-    flags += ("--max-bodies-mb", str(BUDGET // MIB))
+    flags += ("--max-bodies-mb", str(budget // MIB))
     with frontend_process(checkpoint, folder, *flags) as alone:
         yield Running(alone, port)
 
@@ -269,6 +269,51 @@ async def test_streams_that_never_end_their_message_are_few(running: Running) ->
             stream.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
     await asyncio.to_thread(wait_until, lambda: running.held_bytes == 0)
+
+
+@pytest.fixture(scope="module")
+def crowded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A frontend whose budget is less than the largest message of gRPC."""
+    yield from started(checkpoint, tmp_path_factory.mktemp("crowded"), budget=8 * MIB)
+
+
+async def metadata_of_server(running: Running, key: str, times: int, message: bytes = b"") -> list[str]:
+    """Return how so many calls end that come at once, by the words of their errors."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc_port}", options=options) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+
+        async def answered() -> str:
+            try:
+                await ask(message, metadata=(("authorization", f"Bearer {key}"),))
+            except grpc.aio.AioRpcError as error:
+                return str(error.details())
+            return ""
+
+        return await asyncio.gather(*(answered() for _ in range(times)))
+
+
+async def test_small_calls_of_grpc_that_come_together_are_all_answered(
+    running: Running, crowded: Running
+) -> None:
+    """What they hold while they wait for their turns left no room for the one whose turn it was."""
+    refused = crowded.refusals()
+    assert await metadata_of_server(crowded, ALICE, 1) == [""]
+    # Fewer than may wait in a line.
+    assert Counter(await metadata_of_server(crowded, ALICE, 600)) == {"": 600}
+    # gRPC keeps 1,000 that nobody has taken, and cancels some of the others.
+    assert Counter(await metadata_of_server(running, ALICE, 1500)) == {"": 1500}
+    await asyncio.to_thread(wait_until, lambda: running.held_bytes == crowded.held_bytes == 0)
+    # To wait is no refusal, however often there was no room meanwhile.
+    assert crowded.refusals() == refused
+
+
+async def test_a_message_of_grpc_that_is_larger_than_half_of_the_budget(crowded: Running) -> None:
+    """It is received where it is alone, as a body of HTTP is."""
+    message = bytes([0x1A, 0x80, 0x80, 0x80, 5]) + bytes(10 * MIB)
+    (found,) = await metadata_of_server(crowded, ALICE, 1, message)
+    assert "larger than the 65536 bytes" in found
+    await asyncio.to_thread(wait_until, lambda: crowded.held_bytes == 0)
 
 
 @pytest.fixture(scope="module")

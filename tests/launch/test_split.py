@@ -67,6 +67,9 @@ def test_a_card_is_shared_where_nothing_says_how_many_workers_there_are() -> Non
 
     assert [most(host(1)), most(host(2)), most(host(2, cores=64))] == [2, 1, 4]
     assert [most(host(0)), most(host(1), parameters=880_000_000)] == [1, 1]
+    small = Card(entry="1", name="RTX 3050", nbytes=4 * GIB)
+    both = replace(host(1, cores=64), cards=(*host(1).cards, small))
+    assert [most(both), most(replace(both, cards=(replace(small, nbytes=0),)))] == [1, 1]
     assert most(host(1), TESSERA_AGG_WORKERS="1") == 1
     assert most(host(1), TESSERA_AGG_CUDA_VISIBLE_DEVICES="0") == 1
 

@@ -33,6 +33,9 @@ _OF_CORES_OF_SMALL_MODELS: Final = (5, 8)
 # came alone. Where images meet, the messages of two workers are smaller: 1.5 times the worker's time.
 _CORES_OF_AN_INTERPRETER: Final = 8
 _MOST_WORKERS_ON_A_CARD: Final = 4
+# The account of CLIP's large one with its largest batches has 3.2 GiB of a card. A context and graphs, which
+# are in none, come on top. On 8 GiB four workers would have batches of a quarter.
+_CARD_BYTES_OF_A_WORKER: Final = 6 * GIB
 # CLIP's large one has 0.43 billion: its engine gave 3,055 a second in process, four times what a worker's
 # interpreter does. SigLIP's so400m has 0.88 at 384 pixels, and 786 a second keep a card busy.
 _SMALL_PARAMETERS: Final = 500_000_000
@@ -83,11 +86,12 @@ def is_small(parameters: int) -> bool:
     return parameters <= _SMALL_PARAMETERS
 
 
-def workers_on_a_card(*, cores: int, parameters: int) -> int:
-    """Workers with both stages on each card, which has ``cores`` of the host's to itself."""
+def workers_on_a_card(*, cores: int, nbytes: int, parameters: int) -> int:
+    """Workers with both stages on each card of ``nbytes``, which has ``cores`` of the host's to itself."""
     if not is_small(parameters):
         return 1
-    return max(1, min(_MOST_WORKERS_ON_A_CARD, cores // _CORES_OF_AN_INTERPRETER))
+    by_memory = nbytes // _CARD_BYTES_OF_A_WORKER
+    return max(1, min(_MOST_WORKERS_ON_A_CARD, cores // _CORES_OF_AN_INTERPRETER, by_memory))
 
 
 def frontends(*, cores: int, nbytes: int, cards: int, workers: int) -> int:

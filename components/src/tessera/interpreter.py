@@ -43,12 +43,15 @@ class Bystander:
     def end(self) -> None:
         """Let the thread end."""
         self._ended = True
-        if not self._expected:
+        # One that was expected in vain may have come since, and waits to be asked again.
+        if self._asked.locked():
             self._asked.release()
 
     def _run(self) -> None:
-        while not self._ended:
+        while True:
             self._asked.acquire()
+            if self._ended:
+                return
             self._came.release()
 
 

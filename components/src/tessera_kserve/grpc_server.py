@@ -132,6 +132,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 1 if service.settings.seat else 0),
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                # Of those that come while the loop is busy gRPC cancels some beyond 1,000 by chance.
+                ("grpc.server.max_pending_requests", most),
+                ("grpc.server.max_pending_requests_hard_limit", most),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 # With it a stream takes up to 16 MiB that nobody asks for.
                 ("grpc.http2.bdp_probe", 0),

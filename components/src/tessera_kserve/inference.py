@@ -106,12 +106,15 @@ class Inference:
             return await self.aside(work, exchange, service.bodies)
         return await self.aside(work, exchange)
 
-    async def hold(self, exchange: Exchange, nbytes: int) -> None:
-        """Wait until the exchange holds so many bytes more; raises as ``Line.wait``.
+    async def hold(self, exchange: Exchange, nbytes: int, spare: Callable[[], int] = lambda: 0) -> None:
+        """Wait until the exchange holds so many bytes more, as many as ``spare`` says are free beside them.
 
-        Those that need few do not wait behind those that need many.
+        Those that need few do not wait behind those that need many. Raises as ``Line.wait``.
         """
-        take = partial(exchange.hold, nbytes)
+
+        def take() -> None:
+            exchange.hold_once_free(nbytes, spare())
+
         await self._line.wait(nbytes, take, client=exchange.client, deadline=exchange.deadline)
 
     async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
@@ -185,7 +188,7 @@ class Inference:
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,
-            hold=exchange.hold,
+            hold=exchange.hold_once_free,
         )
         prepared, held = None, exchange.held_bytes
         while True:

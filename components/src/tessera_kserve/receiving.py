@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,14 +60,16 @@ class Receiver:
         self,
         max_bytes: int,
         held_bytes: Callable[[], int],
-        hold: Callable[[Exchange, int], Awaitable[None]],
+        hold: Callable[[Exchange, int, Callable[[], int]], Awaitable[None]],
     ) -> None:
         """``max_bytes`` is what gRPC takes of a message, ``held_bytes`` gives those of bodies in use.
 
-        ``hold`` waits for room for the bytes of an exchange.
+        ``hold`` waits for room for bytes of an exchange, and for others to spare.
         """
         self._max_bytes = max_bytes
         self._hold = hold
+        # By client, the calls that have room for the largest message.
+        self._with_room: Counter[str] = Counter()
         slots = max(1, _UNKNOWN_BYTES // max_bytes)
         self._turns, self._stream_turns = Turns(slots), Turns(slots)
         self.silence = Silence(held_bytes)
@@ -80,18 +82,30 @@ class Receiver:
 
         Raises ``Overloaded`` where too many wait for room, and ``RequestCancelled`` where there is none.
         """
-        await self._hold(exchange, WINDOW_BYTES)
-        room = False
+        # Half of a small budget: beside its own window a call would wait for the whole for ever.
+        most = self._max_bytes
+        if exchange.bodies is not None:
+            most = min(most, exchange.bodies.limit // 2)
+        client, room = exchange.client, False
+        # Windows leave room for one message: without it no call that has its turn would get any further.
+        await self._hold(exchange, WINDOW_BYTES, lambda: 0 if self._with_room[client] else most)
         await self._pace.take(self._turns, exchange)
-        with _turn(self._turns, exchange.client, lambda: room):
-            await self._hold(exchange, self._max_bytes)
+        with _turn(self._turns, client, lambda: room):
+            await self._hold(exchange, most, lambda: 0)
             room = True
-            # gRPC's iterator would hold the message until a full collection.
-            raw = await _Read(context, self._joins)
+            self._with_room[client] += 1
+            try:
+                # gRPC's iterator would hold the message until a full collection.
+                raw = await _Read(context, self._joins)
+            finally:
+                self._with_room[client] -= 1
         self._pace.count(exchange, raw)
         if raw is grpc.aio.EOF:
             # Or it is too large: gRPC answers that itself, and does not tell.
             raise RequestCancelled("the call ended before its message had come")
+        if len(raw) > exchange.held_bytes:
+            exchange.let_go()
+            exchange.hold(len(raw))
         exchange.hold_only(len(raw))
         return raw  # type: ignore[no-any-return]
 

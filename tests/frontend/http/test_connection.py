@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 from collections import Counter
@@ -694,6 +695,52 @@ async def test_of_requests_that_come_together_some_begin_in_a_round(monkeypatch:
     # Those of a round that need no turn, and one that has its turn.
     assert most <= 33
     assert begun.index(False) < count // 2
+
+
+def some_request(chance: random.Random, *, last: bool) -> tuple[bytes, bytes]:
+    """Return a request of whatever kind, and its answer's body."""
+    fields = b"Host: x\r\n" + b"Connection: close\r\n" * last
+    key = b"Authorization: Bearer sk-alice-0123456789\r\n"
+    fields += chance.choice((b"", key, b"Expect: 100-continue\r\n"))
+    size = chance.choice((0, 1, 4000, 5000, 70_000, 300_000))
+    if chance.random() < 0.4 or b"Expect" in fields:
+        return b"GET /small HTTP/1.1\r\n" + fields + b"\r\n", b"small"
+    post, answer = b"POST /echo HTTP/1.1\r\n" + fields, str(size).encode()
+    if chance.random() < 0.5:
+        return post + b"Content-Length: %d\r\n\r\n" % size + bytes(size), answer
+    chunk = chance.choice((7, 1000)) if size < 10_000 else 60_000
+    sizes = [min(chunk, size - at) for at in range(0, size, chunk)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (each, bytes(each)) for each in (*sizes, 0))
+    return post + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, answer
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 32])
+async def test_requests_are_answered_in_order_whatever_waits(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Bodies larger than what is read at once, in pieces of any size, behind requests that wait."""
+    monkeypatch.setattr(connection, "_AT_ONCE", at_once)
+
+    async def ask(running: Running, seed: int) -> None:
+        chance = random.Random(seed)
+        count = chance.randint(1, 8)
+        asked = [some_request(chance, last=number == count - 1) for number in range(count)]
+        data = b"".join(request for request, _ in asked)
+        reader, writer = await running.connect()
+        answered = asyncio.ensure_future(answers(reader))
+        while data:
+            size = chance.choice((1, 50, 4096, 70_000, len(data)))
+            writer.write(data[:size])
+            data = data[size:]
+            if chance.random() < 0.2:
+                await asyncio.sleep(0)
+        assert await answered == [(200, body) for _, body in asked]
+        writer.close()
+
+    async with served(ConnectionLimits()) as running:
+        await asyncio.gather(*(ask(running, seed) for seed in range(60)))
+        state = running.server.server_state
+        await until(lambda: not state.connections and not state.tasks)
 
 
 async def test_who_leaves_behind_many_requests_leaves_nothing(long_heads: Running) -> None:

@@ -17,6 +17,7 @@ from tessera_corpus.item import DUPLICATE, Failure
 from tessera_corpus.output.errors import read_parquet
 from tessera_corpus.output.openai import read_failures
 from tessera_corpus.output.output import Output
+from tessera_corpus.output.row import CHANGED
 from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.shard import Shard
 from tests.tessera_corpus.output.made import (
@@ -122,6 +123,7 @@ def test_vectors_of_another_shape_are_refused(tmp_path: Path, rows: int) -> None
 
 OTHERS = {
     "model big, not m; fingerprint g, not f": kind_of(model="big", fingerprint="g"),
+    f"model m, {CHANGED}; fingerprint g, not f": kind_of(fingerprint="g"),
     "width 9, not 8": kind_of(width=9),
     "tokens yes, not no": kind_of(tokens=True),
     "dtype int8, not float32": kind_of(dtype="int8"),

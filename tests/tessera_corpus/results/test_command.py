@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tessera_corpus.output.directory import DESCRIPTION
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
 from tests.imaging.test_kinds import several
@@ -94,6 +96,15 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data.strip())
+
+
+def test_vectors_that_an_earlier_version_made_are_made_again(tessera: Command, tmp_path: Path) -> None:
+    older = shutil.copytree(tessera.cwd / "vectors", tmp_path / "older")
+    described = (older / DESCRIPTION).read_text()
+    fingerprint = json.loads(described)["kind"]["fingerprint"]
+    (older / DESCRIPTION).write_text(described.replace(fingerprint, fingerprint[::-1]))
+    said = tessera.run("search", older, "a flower", "--url", tessera.url, status=1)
+    assert "others now: tessera embed --replace makes them again" in said
 
 
 def test_a_text_ranks_what_is_there(

@@ -105,6 +105,17 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             self.bodies.hold(self.client, nbytes)
             self._held_bytes += nbytes
 
+    def hold_once_free(self, nbytes: int, spare: int = 0) -> None:
+        """As ``hold``, for who asks until there is room, which counts as no refusal.
+
+        There has to be room for ``spare`` more, which others may take.
+        """
+        if self.bodies is not None:
+            if not self.bodies.admits(self.client, nbytes + spare):
+                raise self.bodies.overloaded(self.client, nbytes)
+            self.bodies.take(self.client, nbytes)
+            self._held_bytes += nbytes
+
     @property
     def held_bytes(self) -> int:
         """Return the bytes that the request holds."""

@@ -121,11 +121,11 @@ class Callers:
         self._timer = self._timer or asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        # First, so that an error, which the loop logs, ends no look.
+        again = asyncio.get_running_loop().call_later
+        self._timer = again(_LOOK_SECONDS, self._look) if self.stops else None
         for context in [context for context in self.stops if context.is_stopped()]:
             self.stops.pop(context)()
-        if self.stops:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
 
 class Server:

@@ -28,6 +28,7 @@ from tessera.terminal import complain, printable, say
 from tessera_corpus.embedder import Embedder, InputType, VectorSettings
 from tessera_corpus.engines import EngineEmbedder
 from tessera_corpus.item import Embedded, Failure, Item
+from tessera_corpus.output.row import CHANGED
 from tessera_corpus.results.contents import Contents
 from tessera_corpus.results.entry import Query, beginning_of, entry_of
 from tessera_corpus.results.page import write_page
@@ -145,9 +146,11 @@ async def _search(asked: _Asked) -> _Found:
     served = embedder.served
     try:
         if served.fingerprint != table.kind.fingerprint:
+            holds = f"{asked.directory} holds vectors of {table.kind.model}"
+            if served.name == table.kind.model:
+                raise ConfigError(f"{holds}, {CHANGED}: tessera embed --replace makes them again")
             raise ConfigError(
-                f"{asked.directory} holds vectors of {table.kind.model}, and {served.name} is another "
-                "model: --model names the one that made them"
+                f"{holds}, and {served.name} is another model: --model names the one that made them"
             )
         (made,) = await embedder.embed([item])
     finally:

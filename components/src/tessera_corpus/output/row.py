@@ -15,6 +15,9 @@ from tessera.models.base import OutputKind, Role
 from tessera_corpus.item import Embedded, Hashed
 from tessera_corpus.output.settings import ElementType
 
+CHANGED: Final = "whose files, options or version of Tessera are others now"
+"""What is said of a model whose name is the same, while its fingerprint is not."""
+
 # To look one up by Enum's own call took a tenth of what writing a row takes.
 _ELEMENTS: Final = {kind.value: kind for kind in EmbedDtype}
 
@@ -71,7 +74,8 @@ class VectorKind:
         named += [(name, self.options.get(name), other.options.get(name)) for name in options]
         found = [f"{name} {_said(own)}, not {_said(its)}" for name, own, its in named if own != its]
         if self.fingerprint != other.fingerprint:
-            found.insert(0, f"model {self.model}, not {other.model}")
+            its = f"not {other.model}" if self.model != other.model else CHANGED
+            found.insert(0, f"model {self.model}, {its}")
         return found
 
 

@@ -83,10 +83,10 @@ def bound_look_ups() -> None:
 
 
 # What a host may send between two pieces of its body, or before the first: heads, interim answers, sizes and
-# extensions of chunks, a trailer. h11 reads 10,000 interim answers in 0.2 s, and keeps the loop meanwhile.
-_FRAMING_BYTES: Final = 8 * ROUND_BYTES
-# Of these what a round parses is read at a time, for as long as no body comes, and of one host in a round: it
+# extensions of chunks, a trailer. h11 reads 10,000 interim answers in 0.2 s, and keeps the loop meanwhile. Of
+# these what a round parses is read at a time, for as long as no body comes, and of one host in a round: it
 # takes 3 ms for 150 interim answers, and took 40 in one turn for those of 16 hosts.
+_FRAMING_BYTES: Final = 8 * ROUND_BYTES
 # Of a name's addresses, those that are judged and tried: each takes 20 to 40 µs, and a zone may have 4,000.
 _MOST_ADDRESSES: Final = 32
 
