@@ -98,11 +98,9 @@ async def test_nothing_is_left_behind(
     with pictures() as host:
         async with in_process(checkpoint, tmp_path, roles=roles, transport=transport) as at:
             calls: dict[str, Callable[[], Call]] = {
-                "one image twice": lambda: Post(at, "/v1/embeddings", same_image)
+                "image": lambda: Post(at, "/v1/embeddings", image),
+                "one image twice": lambda: Post(at, "/v1/embeddings", same_image),
             }
-            # NIXL's threads take half a processor all the while, and its rows wait in the same places.
-            if transport != "nixl":
-                calls["image"] = lambda: Post(at, "/v1/embeddings", image)
             if roles == ("agg",):
                 calls |= {
                     "text": lambda: Post(at, "/v1/embeddings", text),

@@ -145,6 +145,7 @@ def test_identical_inputs_at_once_are_computed_once(
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.post("/v1/embeddings", json=body).json(), range(8)))
     assert computed(service) == before + 1
+    assert all("data" in answer for answer in answers), answers
     assert len({tuple(answer["data"][0]["embedding"]) for answer in answers}) == 1
 
 
