@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,7 +24,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
-from tessera.frontend.media.loader import unbounded
+from tessera.frontend.media.loader import Hold, unbounded
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
@@ -40,8 +40,9 @@ _RETRIES: Final = 2
 
 # One message carries at most this much image data and brings at most this many bytes of rows, so that a
 # request with many large images is spread over several messages that workers can begin one by one, and no
-# reply is longer than a message may be.
-_MAX_MESSAGE_BYTES: Final = 48 << 20
+# reply is longer than a message may be. What is longer travels alone. A message is written, and handed to the
+# runtime, in one go: 48 MiB of images took 60 ms of the loop to write, and as long again to hand over.
+_MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +51,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
     kept of the request is for others with the same ``cache_salt``. ``outputs``
     names them. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
-    an item becomes one number: how well its rows match those of its query. ``hold`` counts bytes that are
-    read for the request, before they are; it raises ``Overloaded`` where there is no room for them.
+    an item becomes one number: how well its rows match those of its query. ``hold`` waits for room for
+    bytes that are read for the request, before they are.
     """
 
     request_id: str
@@ -61,7 +62,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     outputs: tuple[str, ...] = ()
     queries: Sequence[bytes] = ()
-    hold: Callable[[int], None] = unbounded
+    hold: Hold = unbounded
 
     def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
         """Ask a worker for the items' rows, with ``left`` seconds until the deadline."""
