@@ -31,8 +31,8 @@ _JOINT_BYTES: Final = 512 << 10
 _JOINT_REQUESTS: Final = 256
 # A longer message, of an image in most cases, travels alone: nothing waits until it is there.
 _LARGE_BYTES: Final = 64 << 10
-# To write a message of more, and to hand it to the runtime, takes milliseconds of the loop, and memory as long
-# as it is, twice, until the instance has it: so many at a time, of which a client has a quarter.
+# To write a message of more, and to hand it to the runtime, takes milliseconds of the loop, and twice its
+# length of memory until the instance has it: so many at a time, of which a client has a quarter.
 _LONG_BYTES: Final = 1 << 20
 _MOST_LONG: Final = 8
 # While so many joint calls are on their way to an instance, further calls wait for each other. 64 callers
