@@ -51,7 +51,7 @@ class Joined:
             if not 0 < piece.nbytes <= _MOST_BYTES:
                 raise ProtocolError(f"a payload of {piece.nbytes} bytes, not 1 to {_MOST_BYTES}")
             # Its pages are taken as they are written to.
-            self._begun[piece.payload] = memoryview(np.empty(piece.nbytes, np.uint8)), 0
+            self._begun[piece.payload] = np.empty(piece.nbytes, np.uint8).data, 0
         payload, before = self._begun[piece.payload]
         nbytes, received = len(payload), before + len(piece.data)
         if not len(piece.data) or piece.nbytes != nbytes or received > nbytes:
