@@ -38,11 +38,13 @@ log = logging.getLogger(__name__)
 # The worker that takes over may go away, too.
 _RETRIES: Final = 2
 
-# One message carries at most this much image data and brings at most this many bytes of rows, so that a
-# request with many large images is spread over several messages that workers can begin one by one, and no
-# reply is longer than a message may be. What is longer travels alone. A message is written, and handed to the
-# runtime, in one go: 48 MiB of images took 60 ms of the loop to write, and as long again to hand over.
-_MAX_MESSAGE_BYTES: Final = 8 << 20
+# One message carries at most this much image data and brings at most this many bytes of rows, so that no reply
+# is longer than a message may be.
+_MAX_MESSAGE_BYTES: Final = 48 << 20
+# Of images that items do not have in common it carries one, or so much: a request with many large images is
+# spread over several messages, which workers can begin one by one. A message is written, and handed to the
+# runtime, in one go: to write 48 MiB of images took the loop 60 ms.
+_MAX_IMAGE_BYTES: Final = 8 << 20
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +199,8 @@ _NO_PARTS: Final[Mapping[_Part, int]] = {}
 class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
-    ``parts`` are what travels once for all of them: images and queries. ``lent`` says that some of their
+    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them: images and queries,
+    of ``part_bytes``. ``lent`` says that some of their
     rows are not in the message.
     """
 
@@ -205,8 +208,14 @@ class _Share(msgspec.Struct):
     indices: list[int] = []
     tokens: int = 0
     nbytes: int = 0
+    part_bytes: int = 0
     parts: set[_Part] = set()
     lent: bool = False
+
+    def is_full_for(self, parts: Mapping[_Part, int], more: int) -> bool:
+        """Whether an item of these parts, ``more`` bytes in all, has none of them here, and is too much."""
+        full = bool(self.parts) and self.part_bytes + more > _MAX_IMAGE_BYTES
+        return full and self.parts.isdisjoint(parts)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -320,13 +329,15 @@ class Dispatcher:
             share = open_.get(instance)
             nbytes = request.nbytes(index)
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
-            if share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES:
+            full = share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES
+            if share is None or full or (more and share.is_full_for(parts, more)):
                 share = open_[instance] = _Share(instance)
                 shares.append(share)
                 more = sum(parts.values())
             share.indices.append(index)
             share.tokens += item.token_count
             share.nbytes += nbytes + more
+            share.part_bytes += more
             share.parts.update(parts)
         return shares
 
