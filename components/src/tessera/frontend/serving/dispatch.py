@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 # The worker that takes over may go away, too.
 _RETRIES: Final = 2
 
-# One message carries at most this much image data and brings at most this many bytes of rows, so that no reply
-# is longer than a message may be.
+# One message carries at most this much image data and brings at most this many bytes of rows, so that no
+# reply is longer than a message may be.
 _MAX_MESSAGE_BYTES: Final = 48 << 20
 # Of images that items do not have in common it carries one, or so much: a request with many large images is
 # spread over several messages, which workers can begin one by one. A message is written, and handed to the
@@ -51,10 +51,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What all work for one request has in common: who asks, until when, and for which rows.
 
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
-    kept of the request is for others with the same ``cache_salt``. ``outputs``
-    names them. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
-    an item becomes one number: how well its rows match those of its query. ``hold`` waits for room for
-    bytes that are read for the request, before they are.
+    kept of the request is for others with the same ``cache_salt``. ``outputs`` names them. With ``queries``,
+    whose rows are as in ``wire.EmbedRequest``, an item becomes one number: how well its rows match those of
+    its query. ``hold`` waits for room for bytes that are read for the request, before they are.
     """
 
     request_id: str
@@ -199,9 +198,8 @@ _NO_PARTS: Final[Mapping[_Part, int]] = {}
 class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
-    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them: images and queries,
-    of ``part_bytes``. ``lent`` says that some of their
-    rows are not in the message.
+    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them, images
+    and queries, of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
     """
 
     instance: int
