@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tessera.budgets import Budget
+from tessera.errors import Overloaded
+from tests.waiting import all_turns
 
 
 def fill(budget: Budget, client: str, amount: int = 1) -> int:
@@ -96,3 +100,39 @@ def test_many_clients_that_fill_a_limit_which_falls_let_nobody_in() -> None:
         budget.take(f"client {number}", 100)
     limit[0] = 700
     assert not budget.admits("late", 1)
+
+
+async def test_who_waits_is_let_in_in_order_and_keeps_no_other_client_waiting() -> None:
+    budget = Budget(lambda: 100)
+    budget.take("alice", 70)
+    let_in: list[int] = []
+
+    async def hold(amount: int) -> None:
+        await budget.hold_in_turn("alice", amount, 60)
+        let_in.append(amount)
+
+    # The second would fit, and the first would never have its turn if such ones went by.
+    waiting = [asyncio.create_task(hold(amount)) for amount in (60, 5)]
+    await all_turns()
+    await budget.hold_in_turn("bob", 5, 60)
+    assert not let_in
+    budget.give("bob", 5)
+    budget.give("alice", 70)
+    await asyncio.gather(*waiting)
+    assert let_in == [60, 5] and budget.used == budget.held("alice") == 65
+
+
+async def test_who_waits_in_vain_holds_nothing_and_leaves_the_line() -> None:
+    budget = Budget(lambda: 100)
+    budget.take("alice", 80)
+    gone = asyncio.create_task(budget.hold_in_turn("alice", 50, 60))
+    await all_turns()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    with pytest.raises(Overloaded, match="share"):
+        await budget.hold_in_turn("alice", 20, 0.05)
+    assert budget.used == 80
+    budget.give("alice", 80)
+    await budget.hold_in_turn("alice", 50, 60)
+    assert budget.used == 50

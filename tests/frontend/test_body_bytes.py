@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 import selectors
 import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
@@ -34,6 +37,7 @@ BUDGET = 256 * MIB
 MORE = 512 * MIB
 BODY = 60 * MIB
 MESSAGE = 15 * MIB
+PICTURE = 12 * MIB
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
 REGIONS = "tessera-bytes-"
 KSERVE = "/v2/models/router/infer"
@@ -320,7 +324,7 @@ async def test_a_message_of_grpc_that_is_larger_than_half_of_the_budget(crowded:
 def waiting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A frontend whose requests wait for a worker, which does not come."""
     flags = ("--worker-wait-seconds", "600", "--request-timeout-seconds", "600")
-    flags += ("--kserve-shared-memory", REGIONS)
+    flags += ("--kserve-shared-memory", REGIONS, "--allow-private-media", "--media-timeout-seconds", "600")
     yield from started(checkpoint, tmp_path_factory.mktemp("waiting"), *flags)
 
 
@@ -339,6 +343,63 @@ def test_a_request_holds_its_bytes_until_it_is_answered(waiting: Running) -> Non
             assert answer.status_code == 400
         assert waiting.held_bytes == len(body)
         assert statuses([connection]) == {b"": 1}
+    wait_until(lambda: waiting.held_bytes == 0)
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Has the same picture at every path."""
+
+    protocol_version = "HTTP/1.1"
+    data = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(self.data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def large_pictures() -> Iterator[str]:
+    """Serve a picture of ``PICTURE`` bytes, most of them behind what a decoder looks at; the URL."""
+    file = BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    handler = type("Large", (Pictures,), {"data": file.getvalue().ljust(PICTURE, b"\0")})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as host:
+        serving = threading.Thread(target=host.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{host.server_port}"
+        host.shutdown()
+        serving.join()
+
+
+def test_pictures_that_are_named_wait_for_room_and_are_kept_once(
+    waiting: Running, large_pictures: str
+) -> None:
+    """Of three requests two have all of theirs, and the third those that its key's share has room for."""
+
+    def ask(stack: ExitStack, key: str, pictures: int) -> socket.socket:
+        urls = [{"type": "image_url", "image_url": {"url": large_pictures}}] * pictures
+        body = json.dumps({"input": [[url] for url in urls]}).encode()
+        connection = stack.enter_context(waiting.announce("/v1/embeddings", key, length=len(body)))
+        connection.sendall(body)
+        return connection
+
+    rest, share = waiting.alone.forget_peak(), BUDGET * 4 // 5
+    with ExitStack() as stack:
+        connections = [ask(stack, ALICE, 8) for _ in range(3)]
+        wait_until(lambda: waiting.held_bytes > share - PICTURE)
+        # Another key's has room, and its turn.
+        held = waiting.held_bytes
+        connections.append(ask(stack, BOB, 1))
+        wait_until(lambda: waiting.held_bytes >= held + PICTURE)
+        assert held <= share and statuses(connections) == {b"": 4}
+        # One is there twice for as long as its pieces are joined.
+        assert waiting.alone.peak_bytes < rest + held + 8 * PICTURE
     wait_until(lambda: waiting.held_bytes == 0)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from tessera import wire
@@ -21,7 +24,7 @@ from tessera.errors import (
 )
 from tests.rpc.conftest import Deployment, echo, echoing
 from tests.signals import freeze
-from tests.waiting import until
+from tests.waiting import all_turns, until
 
 MIB = 1 << 20
 
@@ -56,6 +59,48 @@ async def test_forty_megabytes_go_both_ways(deployment: Deployment) -> None:
     client = await deployment.client()
     reply = await client.call(server.instance, echo(40 * MIB), timeout=60)
     assert isinstance(reply, wire.EmbedReply) and len(reply.outputs[0].rows) == 40 * MIB
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Count the bytes that Python has taken since."""
+    tracemalloc.start(1)
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_message_is_not_kept_while_its_answer_is_waited_for(
+    deployment: Deployment, traced: Callable[[], int]
+) -> None:
+    worker = await deployment.spawn("slow")
+    client = await deployment.client()
+    request, before = echo(24 * MIB), traced()
+    call = asyncio.create_task(client.call(client.instances()[0], request, timeout=600))
+    assert worker.stdout is not None
+    assert await asyncio.wait_for(worker.stdout.readline(), 60) == b"begun\n"
+    await until(lambda: traced() - before < MIB)
+    call.cancel()
+
+
+async def test_a_clients_long_messages_are_written_a_few_at_a_time(
+    deployment: Deployment, traced: Callable[[], int]
+) -> None:
+    """An instance that takes none makes them wait as what they were made of."""
+    worker = await deployment.spawn("echo")
+    client = await deployment.client()
+    instance = client.instances()[0]
+    await client.call(instance, echo(), timeout=60)
+    freeze(worker.pid)
+    request, before = msgspec.structs.replace(echo(8 * MIB), client="alice"), traced()
+    calls = [asyncio.create_task(client.call(instance, request, timeout=600)) for _ in range(12)]
+    await until(lambda: traced() - before >= 16 * MIB)
+    await all_turns()
+    assert traced() - before < 17 * MIB
+    worker.send_signal(signal.SIGCONT)
+    for reply in await asyncio.gather(*calls):
+        assert isinstance(reply, wire.EmbedReply) and len(reply.outputs[0].rows) == 8 * MIB
 
 
 async def test_a_message_that_no_instance_takes_is_the_callers_fault(deployment: Deployment) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from tessera.errors import Overloaded
 
 _FACTOR: Final = 4
+# Another process may give back what is waited for, and tells nobody.
+_LOOK_SECONDS: Final = 0.01
 
 
 class Budget:
@@ -23,7 +27,7 @@ class Budget:
     ``whole`` and the ``unit``; ``refused`` is called for each. Owned by one event loop.
     """
 
-    __slots__ = ("_held", "_limit", "_retry_after", "_unit", "_used", "_whole", "refused")
+    __slots__ = ("_held", "_limit", "_lines", "_retry_after", "_unit", "_used", "_whole", "refused")
 
     def __init__(
         self,
@@ -40,6 +44,8 @@ class Budget:
         self.refused: Callable[[], None] = lambda: None
         self._used = 0
         self._held: dict[str, int] = {}
+        # Those who wait, by client.
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def used(self) -> int:
@@ -91,6 +97,26 @@ class Budget:
         """Take an amount; raises ``Overloaded`` where it is not admitted."""
         self.check(client, amount)
         self.take(client, amount)
+
+    async def hold_in_turn(self, client: str, amount: int, seconds: float) -> None:
+        """Take an amount once it is admitted, behind what the client waits for already.
+
+        Raises ``Overloaded`` where that is not within so many ``seconds``.
+        """
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = asyncio.Lock()
+        try:
+            async with asyncio.timeout(seconds) as limit, line:
+                # A look costs a few µs, and one client looks once, however much of its waits.
+                while not self.admits(client, amount):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+                self.take(client, amount)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.refused()
+            raise self.overloaded(client, amount) from None
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount

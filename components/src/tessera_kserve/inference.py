@@ -188,7 +188,7 @@ class Inference:
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,
-            hold=exchange.hold_once_free,
+            hold=exchange.hold_in_turn,
         )
         prepared, held = None, exchange.held_bytes
         while True:

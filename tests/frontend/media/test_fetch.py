@@ -9,7 +9,8 @@ import os
 import httpcore2
 import pytest
 
-from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
+from tessera.budgets import Budget
+from tessera.errors import DeadlineExceeded, MediaFetchError, Overloaded, PayloadTooLarge, TesseraError
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.fetch import BoundedStream, Fetcher, SystemResolver, bound_look_ups
 from tessera.tasks import Deadline
@@ -634,3 +635,87 @@ async def test_of_a_names_many_addresses_few_are_judged() -> None:
         await fetcher.close()
     assert found == b"x"
     assert 0 < len(judged) <= 32
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["announced", "in chunks"])
+async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool) -> None:
+    """What the system keeps of a connection is a few megabytes."""
+    size, piece = 40 << 20, bytes(1 << 20)
+    budget, sent = Budget(lambda: 2 * size), 0
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        framing = f"content-length: {size}" if announced else "transfer-encoding: chunked"
+        writer.write(f"HTTP/1.1 200 OK\r\n{framing}\r\n\r\n".encode())
+        for _ in range(size // len(piece)):
+            writer.write(piece if announced else b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+            sent += len(piece)
+        if not announced:
+            writer.write(b"0\r\n\r\n")
+
+    async def hold(nbytes: int, seconds: float) -> None:
+        await budget.hold_in_turn("alice", nbytes, seconds)
+
+    budget.take("bob", 2 * size)
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+        body = asyncio.create_task(
+            fetcher.get(
+                f"http://127.0.0.1:{port}/",
+                param="input",
+                deadline=Deadline.after(100),
+                budget=MediaBudget(1 << 30, "alice", hold),
+            )
+        )
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert not body.done() and sent < size // 2
+        budget.give("bob", 2 * size)
+        assert await body == bytes(size) and budget.held("alice") == size
+        await fetcher.close()
+
+
+async def test_a_body_that_finds_no_room_in_time_is_refused() -> None:
+    budget = Budget(lambda: 100, unit="bytes")
+    budget.take("alice", 70)
+
+    async def hold(nbytes: int, seconds: float) -> None:
+        await budget.hold_in_turn("alice", nbytes, seconds)
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"x" * 50))
+
+    async with server(handler) as port:
+        policy = LoopbackPolicy(timeout=0.3)
+        fetcher = Fetcher(policy, resolver=Names())
+        with pytest.raises(Overloaded, match="70 of 100 bytes"):
+            await fetcher.get(
+                f"http://127.0.0.1:{port}/",
+                param="input",
+                deadline=Deadline.after(100),
+                budget=MediaBudget(1 << 30, "alice", hold),
+            )
+        await fetcher.close()
+    assert budget.held("alice") == 70
+
+
+async def test_waiting_for_room_takes_nothing_of_the_time_to_fetch() -> None:
+    async def hold(nbytes: int, seconds: float) -> None:
+        await asyncio.sleep(1.5 * seconds)
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"x" * 50))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(timeout=2.0), resolver=Names())
+        found = await fetcher.get(
+            f"http://127.0.0.1:{port}/",
+            param="input",
+            deadline=Deadline.after(100),
+            budget=MediaBudget(1 << 30, "alice", hold),
+        )
+        await fetcher.close()
+    assert found == b"x" * 50

@@ -181,9 +181,9 @@ async def test_one_large_request_is_spread(frontend: Frontend) -> None:
 async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
     instance = await frontend.worker()
     await frontend.start()
-    got = await frontend.embed(*(image(number, 20 << 20) for number in range(5)))
-    assert got.rows.values[:, 0].tolist() == list(range(5))
-    assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
+    got = await frontend.embed(*(image(number, 3 << 20) for number in range(5)), image(5, 20 << 20))
+    assert got.rows.values[:, 0].tolist() == list(range(6))
+    assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 1, 2, 2]
 
 
 async def test_an_image_of_many_items_travels_once_with_each_call(frontend: Frontend) -> None:

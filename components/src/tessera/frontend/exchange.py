@@ -116,6 +116,15 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             self.bodies.take(self.client, nbytes)
             self._held_bytes += nbytes
 
+    async def hold_in_turn(self, nbytes: int, seconds: float) -> None:
+        """Hold bytes that somebody else will send, once there is room for them.
+
+        Raises ``Overloaded`` where that is not within so many ``seconds``.
+        """
+        if self.bodies is not None:
+            await self.bodies.hold_in_turn(self.client, nbytes, seconds)
+            self._held_bytes += nbytes
+
     @property
     def held_bytes(self) -> int:
         """Return the bytes that the request holds."""

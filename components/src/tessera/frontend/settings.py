@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             check=POSITIVE,
             help="all bodies, as announced, and fetched images until they are answered; more get 429",
             more="The frontends of a port share it, and keys get fair shares. A body that is alone is always "
-            "read",
+            "read; images wait for room, as long as one may take to fetch",
         ),
     ] = BODY_BYTES
     max_response_bytes: Annotated[

@@ -24,12 +24,17 @@ from tessera.errors import (
 )
 from tessera.rpc.pieces import Joined
 from tessera.rpc.runtime import Runtime
+from tessera.turns import Rounds, Turns
 
 # A joint call is no longer than this: the smallest limit of a request plane, that of NATS, is 1 MiB.
 _JOINT_BYTES: Final = 512 << 10
 _JOINT_REQUESTS: Final = 256
 # A longer message, of an image in most cases, travels alone: nothing waits until it is there.
 _LARGE_BYTES: Final = 64 << 10
+# To write a message of more, and to hand it to the runtime, takes milliseconds of the loop, and twice its
+# length of memory until the instance has it: so many at a time, of which a client has a quarter.
+_LONG_BYTES: Final = 1 << 20
+_MOST_LONG: Final = 8
 # While so many joint calls are on their way to an instance, further calls wait for each other. 64 callers
 # that ask again at once cost two thirds of the processor time without a limit; 1 and 4 do no better.
 _MOST_STARTING: Final = 2
@@ -68,7 +73,8 @@ class _Joint(msgspec.Struct, eq=False):
     """Calls that travel together: ``unanswered`` by position, of which ``left`` are those nobody waits for.
 
     ``first`` is the number of the first call. Once it has ``begun`` the instance has all of them, and has
-    learned of the calls that were ``cancelled`` before.
+    learned of the calls that were ``cancelled`` before. ``nbytes`` is the length of its message, once it is
+    written.
     """
 
     first: int
@@ -77,6 +83,8 @@ class _Joint(msgspec.Struct, eq=False):
     left: set[int] = set()
     begun: bool = False
     large: bool = False
+    long: bool = False
+    nbytes: int = 0
     task: asyncio.Task[None] | None = None
     joined: Joined | None = None
 
@@ -127,6 +135,8 @@ class _Channel:
         self._joints: set[_Joint] = set()
         self._cancelled: list[int] = []
         self._starting = 0
+        self._turns = Turns(_MOST_LONG)
+        self._rounds = Rounds()
         self._leaving = False
         # Of late, where the message was not a large one.
         self._reply_seconds = 0.0
@@ -208,6 +218,7 @@ class _Channel:
     def _start(self, calls: Sequence[_Call], *, large: bool = False) -> None:
         cancelled, self._cancelled = tuple(self._cancelled), []
         joint = _Joint(self._numbers, dict(enumerate(calls)), cancelled, large=large)
+        joint.long = large and calls[0].nbytes > _LONG_BYTES
         self._numbers += len(calls)
         for position, call in joint.unanswered.items():
             call.joint, call.position = joint, position
@@ -225,12 +236,10 @@ class _Channel:
 
     async def _travel(self, joint: _Joint, message: wire.Calls) -> None:
         context = self._new_context()
-        payload, began = b"", self._loop.time()
+        began = self._loop.time()
         try:
-            payload = wire.encode(message)
-            # A message of cancellations alone has no caller that would give it up.
-            async with asyncio.timeout(None if message.requests else _CANCEL_SECONDS):
-                stream = await self._client.direct(payload, self._instance, annotated=False, context=context)
+            begin = self._begin_in_turn if joint.long else self._begin
+            stream = await begin(joint, message, context)
             # The instance has all of them. Of those that left meanwhile it has not heard.
             joint.begun = True
             self._starting -= not joint.large
@@ -252,7 +261,26 @@ class _Channel:
         except Exception as error:
             if isinstance(error, ProtocolError):
                 context.stop_generating()
-            self._broken(joint, message, len(payload), error)
+            self._broken(joint, message, error)
+
+    async def _begin(self, joint: _Joint, message: wire.Calls, context: Any) -> Any:
+        """Hand a message to its instance, and return the stream of its answers.
+
+        What was written is not kept until they come: of images it is as long as they are.
+        """
+        payload = wire.encode(message)
+        joint.nbytes = len(payload)
+        # A message of cancellations alone has no caller that would give it up.
+        async with asyncio.timeout(None if message.requests else _CANCEL_SECONDS):
+            return await self._client.direct(payload, self._instance, annotated=False, context=context)
+
+    async def _begin_in_turn(self, joint: _Joint, message: wire.Calls, context: Any) -> Any:
+        """As ``_begin``, by turns of clients, one message in a round of the loop."""
+        (request,) = message.requests
+        client = request.client if isinstance(request, wire.EmbedRequest | wire.EncodeRequest) else ""
+        async with self._turns.slot(client):
+            await self._rounds.turn(client)
+            return await self._begin(joint, message, context)
 
     def _ended(self, joint: _Joint, task: asyncio.Task[None]) -> None:
         """Give back what ``_start`` counted, however far the task came."""
@@ -269,7 +297,8 @@ class _Channel:
             joint.fail(lambda: Unavailable(f"{self._name}: the call was cancelled"))
         self._leave_soon()
 
-    def _broken(self, joint: _Joint, message: wire.Calls, nbytes: int, error: Exception) -> None:
+    def _broken(self, joint: _Joint, message: wire.Calls, error: Exception) -> None:
+        nbytes = joint.nbytes
         # The runtime raises bare exceptions for every failure of its own; whatever the peer's own code had
         # to say comes back as a Failure message instead.
         too_large = str(error).startswith("InvalidRequest") and "too large" in str(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from tessera import wire
 from tessera.errors import ProtocolError
 
@@ -38,24 +40,27 @@ class Joined:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begun: dict[int, tuple[int, bytearray]] = {}
+        # By number, a payload's bytes and those of its pieces that have come.
+        self._begun: dict[int, tuple[memoryview, int]] = {}
 
     def add(self, piece: wire.Piece) -> wire.Replies | wire.Failure | None:
         """The payload that this was the last piece of; raises ``ProtocolError`` for one that fits in none."""
         if piece.payload not in self._begun:
             if len(self._begun) >= self._most:
                 raise ProtocolError(f"pieces of more than {self._most} payloads at a time")
-            if piece.nbytes > _MOST_BYTES:
-                raise ProtocolError(f"a payload of {piece.nbytes} bytes, over {_MOST_BYTES}")
-            self._begun[piece.payload] = piece.nbytes, bytearray()
-        nbytes, payload = self._begun[piece.payload]
-        received = len(payload) + len(piece.data)
+            if not 0 < piece.nbytes <= _MOST_BYTES:
+                raise ProtocolError(f"a payload of {piece.nbytes} bytes, not 1 to {_MOST_BYTES}")
+            # Its pages are taken as they are written to.
+            self._begun[piece.payload] = np.empty(piece.nbytes, np.uint8).data, 0
+        payload, before = self._begun[piece.payload]
+        nbytes, received = len(payload), before + len(piece.data)
         if not len(piece.data) or piece.nbytes != nbytes or received > nbytes:
             raise ProtocolError(
                 f"a piece that brings {received} bytes of {piece.nbytes} to a payload of {nbytes}"
             )
-        payload += piece.data
+        payload[before:received] = piece.data
         if received < nbytes:
+            self._begun[piece.payload] = payload, received
             return None
         del self._begun[piece.payload]
         joined = wire.decode_replies(payload)

@@ -522,7 +522,7 @@ class Endpoint:
             client=exchange.client,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            hold=exchange.hold,
+            hold=exchange.hold_in_turn,
         )
 
     async def json(self, http: Request) -> Json:

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -217,6 +218,29 @@ _HEADERS = (
 )
 
 
+# From here on a body is joined on a thread: for less, the hop costs more than the work.
+_LONG_BYTES: Final = 256 << 10
+_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where the bytes of one fetch go. Waiting for it takes nothing of the fetch's own time, ``limit``."""
+
+    budget: MediaBudget
+    limit: asyncio.Timeout
+    seconds: float
+
+    async def wait(self, nbytes: int, param: str) -> None:
+        """Wait until so many bytes more are held; raises ``Overloaded`` where that takes ``seconds``."""
+        clock, end = asyncio.get_running_loop().time, self.limit.when()
+        assert end is not None
+        began = clock()
+        self.limit.reschedule(None)
+        await self.budget.bring(nbytes, self.seconds, param=param)
+        self.limit.reschedule(end + clock() - began)
+
+
 class Fetcher:
     """A bounded pool of fetches, which clients take in turns; owned by one event loop.
 
@@ -233,6 +257,7 @@ class Fetcher:
         self._policy = policy
         self._max_bytes = (limits or ImageLimits()).max_bytes
         self._system = SystemResolver()
+        self._threads = Threads(_THREADS, "tessera-join")
         options: dict[str, Any] = {
             "ssl_context": _authorities(),
             "max_connections": policy.max_fetches,
@@ -249,17 +274,19 @@ class Fetcher:
         self._turns = Turns(policy.max_fetches)
 
     async def get(self, url: str, *, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
-        """The body at a URL.
+        """Return the body at a URL, of which nothing is read before ``budget`` has room for it.
 
         Raises ``MediaFetchError`` when the URL may not be or could not be fetched within the policy's
-        time-out, ``PayloadTooLarge`` for a body over an image's limit or ``budget``, ``DeadlineExceeded``.
+        time-out, ``PayloadTooLarge`` for a body over an image's limit or ``budget``, ``Overloaded`` where
+        there was no room for it for as long, ``DeadlineExceeded``.
         """
         target = _parse(url, param)
         before = _CLIENT.set(budget.client)
         try:
             async with asyncio.timeout(deadline.left()):
                 async with self._turns.slot(budget.client):
-                    return await self._bounded(target, param, budget)
+                    pieces = await self._bounded(target, param, budget)
+                return await self._joined(pieces, budget.client)
         except TimeoutError:
             raise DeadlineExceeded.at(
                 param, f"the request's time ran out while fetching from {target.host[:80]}"
@@ -267,17 +294,34 @@ class Fetcher:
         finally:
             _CLIENT.reset(before)
 
-    async def _bounded(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes:
+    async def _joined(self, pieces: list[bytes], client: str) -> bytes:
+        """Join a body where that keeps nobody waiting, and leave no piece of it.
+
+        On a thread, joining more than a MiB leaves the interpreter to others.
+        """
+        if len(pieces) == 1:
+            return pieces.pop()
+
+        def join() -> bytes:
+            data = b"".join(pieces)
+            pieces.clear()
+            return data
+
+        if sum(map(len, pieces)) < _LONG_BYTES:
+            return join()
+        return await self._threads.run(join, client)
+
+    async def _bounded(self, target: httpx2.URL, param: str, budget: MediaBudget) -> list[bytes]:
         seconds = self._policy.timeout
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await self._follow(target, param, budget)
+                return await self._follow(target, param, _Room(budget, limit, seconds))
         except TimeoutError:
             if not limit.expired():
                 raise
             raise _failed(target, param, f"took longer than {seconds:g} seconds") from None
 
-    async def _follow(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes:
+    async def _follow(self, target: httpx2.URL, param: str, room: _Room) -> list[bytes]:
         for _ in range(self._policy.max_redirects + 1):
             # As it is asked for: what it would be shown as depends on which of its labels can be decoded.
             host = target.raw_host.decode("ascii")
@@ -288,14 +332,14 @@ class Fetcher:
             # Neither path nor query, which may be secret; and the host is not told whom it works for.
             where = {"http.request.method": "GET", "url.scheme": target.scheme, "server.address": target.host}
             with tracing.span("GET", where, SpanKind.CLIENT):
-                answer = await self._once(target, param, budget)
-            if isinstance(answer, bytes):
+                answer = await self._once(target, param, room)
+            if isinstance(answer, list):
                 return answer
             target = _redirected(target, answer, param)
         raise _failed(target, param, f"redirected more than {self._policy.max_redirects} times")
 
-    async def _once(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes | str:
-        """The body of one response, or the location it redirects to."""
+    async def _once(self, target: httpx2.URL, param: str, room: _Room) -> list[bytes] | str:
+        """Return the body of one response in pieces, or the location it redirects to."""
         url = httpcore2.URL(
             scheme=target.scheme, host=target.raw_host, port=target.port, target=target.raw_path
         )
@@ -306,7 +350,7 @@ class Fetcher:
                 "GET", url, headers=headers, extensions={"timeout": timeout}
             ) as answer:
                 tracing.annotate({"http.response.status_code": answer.status})
-                return await self._read(answer, target, param, budget)
+                return await self._read(answer, target, param, room)
         except AddressRefused as error:
             raise _failed(target, param, f"may not be fetched: {error}") from None
         except httpcore2.TimeoutException:
@@ -317,8 +361,8 @@ class Fetcher:
             raise _failed(target, param, "did not answer in valid HTTP") from None
 
     async def _read(
-        self, answer: httpcore2.Response, target: httpx2.URL, param: str, budget: MediaBudget
-    ) -> bytes | str:
+        self, answer: httpcore2.Response, target: httpx2.URL, param: str, room: _Room
+    ) -> list[bytes] | str:
         headers = {name.lower(): value for name, value in answer.headers}
         if answer.status in _REDIRECTS and b"location" in headers:
             return headers[b"location"].decode("latin-1")
@@ -331,24 +375,31 @@ class Fetcher:
             raise _failed(target, param, "answered with a content encoding, which was not asked for")
         limit = self._max_bytes
         claimed = headers.get(b"content-length", b"0")
-        # The claim saves a download and nothing else; what counts is what arrives.
-        if claimed.isdigit() and int(claimed[:20]) > limit:
+        # What is announced is all that is read as the body.
+        held, came = int(claimed[:20]) if claimed.isdigit() else 0, 0
+        if held > limit:
             raise _too_large(target, param, limit)
-        body, stream = bytearray(), answer.extensions["network_stream"]
+        await room.wait(held, param)
+        pieces: list[bytes] = []
+        stream = answer.extensions["network_stream"]
         async for chunk in answer.aiter_stream():
             await stream.came()
-            if len(body) + len(chunk) > limit:
+            came += len(chunk)
+            if came > limit:
                 raise _too_large(target, param, limit)
-            budget.bring(len(chunk), param=param)
-            body += chunk
+            if came > held:
+                await room.wait(came - held, param)
+                held = came
+            pieces.append(chunk)
         if _has_bytes_behind(answer):
             # They would be taken for the next answer of that host, whoever asks for it.
             await stream.aclose()
-        return bytes(body)
+        return pieces
 
     async def close(self) -> None:
         await self._pool.aclose()
         self._system.close()
+        self._threads.close()
 
 
 def _has_bytes_behind(answer: httpcore2.Response) -> bool:

@@ -6,9 +6,11 @@ import binascii
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -157,7 +159,29 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> bytes:
-    """The content of a ``file://`` URL or absolute path; blocks.
+    """Return the content of a ``file://`` URL or absolute path; blocks.
+
+    Raises as ``_opened``.
+    """
+    with _opened(url, root, max_bytes, param) as (file, nbytes):
+        # In one piece, of its length; one more, for the end may have moved since that was looked at.
+        data = file.read(nbytes + 1) or b""
+        while len(data) <= max_bytes and (more := file.read(max_bytes + 1 - len(data))):
+            data += more
+    if len(data) > max_bytes:
+        raise _too_large(param, max_bytes)
+    return data
+
+
+def local_size(url: str, *, root: Path | None, max_bytes: int, param: str) -> int:
+    """Return the bytes that ``read_local`` would; blocks, and raises as it does."""
+    with _opened(url, root, max_bytes, param) as (_, nbytes):
+        return nbytes
+
+
+@contextmanager
+def _opened(url: str, root: Path | None, max_bytes: int, param: str) -> Iterator[tuple[FileIO, int]]:
+    """Open a ``file://`` URL or absolute path, and give the file and its bytes.
 
     The path is resolved first, so that a symbolic link counts as what it points to. Then every component is
     opened from the one before it without following links: a link put there after the check is not followed.
@@ -176,26 +200,15 @@ def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> by
     except (OSError, ValueError, RuntimeError):
         raise refused from None
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise refused
-        if status.st_size > max_bytes:
-            raise _too_large(param, max_bytes)
-        return _read(descriptor, max_bytes, param)
+        with open(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise refused
+            if status.st_size > max_bytes:
+                raise _too_large(param, max_bytes)
+            yield file, status.st_size
     except OSError:
         raise refused from None
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, max_bytes: int, param: str) -> bytes:
-    """Everything up to the end, which may have moved since the size was looked at."""
-    data = bytearray()
-    while chunk := os.read(descriptor, 1 << 20):
-        data += chunk
-        if len(data) > max_bytes:
-            raise _too_large(param, max_bytes)
-    return bytes(data)
 
 
 def _too_large(param: str, max_bytes: int) -> PayloadTooLarge:
@@ -255,7 +268,11 @@ class LoadedImage:
     size: tuple[int, int]
 
 
-def unbounded(nbytes: int) -> None:
+Hold = Callable[[int, float], Awaitable[None]]
+"""(bytes, seconds) → room for them; raises ``Overloaded`` where there is none within so many seconds."""
+
+
+async def unbounded(nbytes: int, seconds: float) -> None:
     """Take bytes that nobody counts."""
 
 
@@ -263,13 +280,13 @@ def unbounded(nbytes: int) -> None:
 class MediaBudget:
     """Counts bytes while they arrive, so that many images cannot fill the memory side by side.
 
-    ``client`` is whose share of fetches, look-ups and threads the images take. ``hold`` takes what all
-    requests together may hold of images that they only name; it raises ``Overloaded``.
+    ``client`` is whose share of fetches, look-ups and threads the images take. ``hold`` waits for what
+    all requests together may hold of images that they only name.
     """
 
     limit: int
     client: str = ""
-    hold: Callable[[int], None] = unbounded
+    hold: Hold = unbounded
     taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
@@ -280,10 +297,13 @@ class MediaBudget:
                 param, f"the images of this request are larger than {self.limit} bytes together"
             )
 
-    def bring(self, nbytes: int, *, param: str) -> None:
-        """Take bytes that did not come with the request; raises ``Overloaded``, too."""
+    async def bring(self, nbytes: int, seconds: float, *, param: str) -> None:
+        """Take bytes that did not come with the request, once there is room for them.
+
+        Raises ``Overloaded``, too, where that is not within so many ``seconds``.
+        """
         self.take(nbytes, param=param)
-        self.hold(nbytes)
+        await self.hold(nbytes, seconds)
 
 
 class MediaLoader:
@@ -303,6 +323,7 @@ class MediaLoader:
         self.threads = threads or Threads(_THREADS, "media")
         self._root = policy.allowed_local_path
         self._limits = limits or ImageLimits()
+        self._wait_seconds = policy.timeout
         if fetcher is None:
             # Its libraries are a quarter of a second of every process that only decodes what is there.
             from tessera.frontend.media.fetch import Fetcher
@@ -351,7 +372,7 @@ class MediaLoader:
         async with deadline.bound():
             return await self.threads.run(work, client)
 
-    def budget(self, client: str = "", hold: Callable[[int], None] = unbounded) -> MediaBudget:
+    def budget(self, client: str = "", hold: Hold = unbounded) -> MediaBudget:
         """For the images of one request of this client."""
         return MediaBudget(self._limits.max_request_bytes, client, hold)
 
@@ -362,11 +383,13 @@ class MediaLoader:
         if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
-            # Each is read whole on a thread, so only what came before counts against it.
-            read = partial(read_local, url, root=self._root, max_bytes=limit, param=param)
-            data = await self._aside(read, deadline, budget.client)
-            budget.bring(len(data), param=param)
-            return data
+            look = partial(local_size, url, root=self._root, max_bytes=limit, param=param)
+            size = await self._aside(look, deadline, budget.client)
+            async with deadline.bound():
+                await budget.bring(size, self._wait_seconds, param=param)
+            # One that has grown meanwhile is longer than what is held.
+            read = partial(read_local, url, root=self._root, max_bytes=size, param=param)
+            return await self._aside(read, deadline, budget.client)
         refuse_path(source.url, param)
         raise InvalidInput.at(param, "expected a data, http, https or file URL")
 

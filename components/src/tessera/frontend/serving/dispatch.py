@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,7 +24,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
-from tessera.frontend.media.loader import unbounded
+from tessera.frontend.media.loader import Hold, unbounded
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
@@ -38,20 +38,22 @@ log = logging.getLogger(__name__)
 # The worker that takes over may go away, too.
 _RETRIES: Final = 2
 
-# One message carries at most this much image data and brings at most this many bytes of rows, so that a
-# request with many large images is spread over several messages that workers can begin one by one, and no
+# One message carries at most this much image data and brings at most this many bytes of rows, so that no
 # reply is longer than a message may be.
 _MAX_MESSAGE_BYTES: Final = 48 << 20
+# Of images that items do not have in common it carries one, or so much: a request with many large images is
+# spread over several messages, which workers can begin one by one. A message is written, and handed to the
+# runtime, in one go: to write 48 MiB of images took the loop 60 ms.
+_MAX_IMAGE_BYTES: Final = 8 << 20
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What all work for one request has in common: who asks, until when, and for which rows.
 
     ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. What is
-    kept of the request is for others with the same ``cache_salt``. ``outputs``
-    names them. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
-    an item becomes one number: how well its rows match those of its query. ``hold`` counts bytes that are
-    read for the request, before they are; it raises ``Overloaded`` where there is no room for them.
+    kept of the request is for others with the same ``cache_salt``. ``outputs`` names them. With ``queries``,
+    whose rows are as in ``wire.EmbedRequest``, an item becomes one number: how well its rows match those of
+    its query. ``hold`` waits for room for bytes that are read for the request, before they are.
     """
 
     request_id: str
@@ -61,7 +63,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     outputs: tuple[str, ...] = ()
     queries: Sequence[bytes] = ()
-    hold: Callable[[int], None] = unbounded
+    hold: Hold = unbounded
 
     def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
         """Ask a worker for the items' rows, with ``left`` seconds until the deadline."""
@@ -196,16 +198,22 @@ _NO_PARTS: Final[Mapping[_Part, int]] = {}
 class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
-    ``parts`` are what travels once for all of them: images and queries. ``lent`` says that some of their
-    rows are not in the message.
+    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them, images
+    and queries, of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
     """
 
     instance: int
     indices: list[int] = []
     tokens: int = 0
     nbytes: int = 0
+    part_bytes: int = 0
     parts: set[_Part] = set()
     lent: bool = False
+
+    def is_full_for(self, parts: Mapping[_Part, int], more: int) -> bool:
+        """Whether an item of these parts, ``more`` bytes in all, has none of them here, and is too much."""
+        full = bool(self.parts) and self.part_bytes + more > _MAX_IMAGE_BYTES
+        return full and self.parts.isdisjoint(parts)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -319,13 +327,15 @@ class Dispatcher:
             share = open_.get(instance)
             nbytes = request.nbytes(index)
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
-            if share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES:
+            full = share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES
+            if share is None or full or (more and share.is_full_for(parts, more)):
                 share = open_[instance] = _Share(instance)
                 shares.append(share)
                 more = sum(parts.values())
             share.indices.append(index)
             share.tokens += item.token_count
             share.nbytes += nbytes + more
+            share.part_bytes += more
             share.parts.update(parts)
         return shares
 
