@@ -14,7 +14,6 @@ import pytest
 from tessera import wire
 from tessera.errors import ConfigError
 from tessera.rpc import RpcSettings, Runtime
-from tessera.rpc.server import Callers
 from tests.e2e.service import free_ports
 from tests.rpc.conftest import Deployment, echo, echoed, echoing
 from tests.waiting import until
@@ -160,20 +159,3 @@ async def test_wrong_settings_are_named(deployment: Deployment) -> None:
         Runtime(RpcSettings(request_plane="pigeon"))
     with pytest.raises(ConfigError, match="dyn://namespace"):
         deployment.runtime().endpoint("dyn://only.two")
-
-
-async def test_an_error_of_one_call_leaves_those_of_other_callers_that_have_gone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Gone:
-        def is_stopped(self) -> bool:
-            return True
-
-    def fail() -> None:
-        raise ValueError("of one call")
-
-    callers, stopped = Callers(), asyncio.Event()
-    callers.watch(Gone(), fail)
-    callers.watch(Gone(), stopped.set)
-    await until(stopped.is_set)
-    assert not callers.stops and "of one call" in caplog.text

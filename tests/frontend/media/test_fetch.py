@@ -668,10 +668,15 @@ async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool)
                 budget=MediaBudget(1 << 30, "alice", hold),
             )
         )
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.3)
+        clock, seen, since = asyncio.get_running_loop().time, -1, 0.0
+
+        def rests() -> bool:
+            nonlocal seen, since
+            if sent != seen:
+                seen, since = sent, clock()
+            return clock() - since > 0.3
+
+        await until(rests)
         assert not body.done() and sent < size // 2
         budget.give("bob", 2 * size)
         assert await body == bytes(size) and budget.held("alice") == size

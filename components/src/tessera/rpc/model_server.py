@@ -11,7 +11,7 @@ from tessera import errors, tracing
 from tessera.errors import RequestCancelled, TesseraError, internal_error
 from tessera.rpc.runtime import Runtime
 from tessera.rpc.server import Server
-from tessera.tasks import Departure
+from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +86,12 @@ class ModelServer(Server):
 
     async def _unless_gone(self, work: Coroutine[Any, Any, Json], context: Any) -> Json:
         """The result of ``work``; cancels it and raises ``RequestCancelled`` when its caller goes away."""
-        departure = Departure()
         self.under_way += 1
-        self.callers.watch(context, departure.leave)
         try:
-            return await departure.during(work)
+            return await run_until(context.async_killed_or_stopped(), work)
+        except Left:
+            raise RequestCancelled("the caller went away") from None
         finally:
-            self.callers.stops.pop(context, None)
             self.under_way -= 1
 
     async def _embed(self, request: Mapping[str, Any], context: Any) -> Json:
