@@ -1,11 +1,11 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
 For ``qwen3_vl_embedding``, ``qwen3_vl_rerank``, ``nemotron_colembed_vl``, ``llama_nemotron_vl``,
-``llama_nemotron_rerank``, encoders and two towers. The weights are linked; what vLLM wants otherwise, in
-configuration, tokenizer and processor, is written, and a chat template makes the prompts of Tessera. Clients
-send texts as ``messages``, too, so that both servers read the same tokens. The prompt of an encoder or a
-tower is the text alone: its files stay as they are, and there is no template. ``python -m benchmarks.peer
---vllm`` does all of it.
+``llama_nemotron_rerank``, ``nemotron_3_embed``, encoders and two towers. The weights are linked; what vLLM
+wants otherwise, in configuration, tokenizer and processor, is written, and a chat template makes the prompts
+of Tessera. Clients send texts as ``messages``, too, so that both servers read the same tokens. The prompt of
+an encoder or a tower is the text alone: its files stay as they are, and there is no template. ``python -m
+benchmarks.peer --vllm`` does all of it.
 """
 
 from __future__ import annotations
@@ -142,6 +142,18 @@ def _rerank(source: Path, target: Path) -> str:
     return _PAIR_TEMPLATE
 
 
+def _nemotron_3(source: Path, target: Path) -> None:
+    """A Llama that sees both ways: vLLM's Ministral 3 is causal, and scales queries from 16,384 on alone."""
+    _as_it_is(source, target)
+    config = _read(target / "config.json")
+    config["rope_parameters"].pop("llama_4_scaling_beta")
+    config |= {"model_type": "llama", "architectures": ["LlamaBidirectionalModel"]}
+    _write(target / "config.json", config)
+    tokenizer = _read(target / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (target / "tokenizer_config.json").unlink()
+    _write(target / "tokenizer_config.json", tokenizer)
+
+
 def _as_it_is(source: Path, target: Path) -> None:
     config = _read(source / "config.json")
     config.pop("tessera_checkpoint", None)
@@ -247,6 +259,7 @@ _WRITERS: Final[dict[str, Callable[[Path, Path], str | None]]] = {
     _COLEMBED: _colembed,
     _LLAMA: _llama,
     "llama_nemotron_rerank": _rerank,
+    "nemotron_3_embed": _nemotron_3,
 }
 
 

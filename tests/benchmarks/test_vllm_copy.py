@@ -11,9 +11,10 @@ from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, Pairs, Prompt, Truncate
 from tessera_tools.random_checkpoint import llama_rerank
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, EncoderSpec
+from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY
 from tessera_tools.random_checkpoint.encoder import TINY as BERT
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.ministral3 import TINY as NEMOTRON_3_TINY
 from tessera_tools.random_checkpoint.qwen3 import COLEMBED_TINY, VL_RERANK_TINY, VL_TINY
 from tessera_tools.random_checkpoint.towers import CLIP_TINY
 
@@ -58,19 +59,21 @@ def test_conversations_become_the_same_tokens(
     assert Path(flags[flags.index("--chat-template") + 1]).read_text() == tokenizer.chat_template
 
 
-@pytest.mark.parametrize("spec", [BERT, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
-def test_texts_of_encoders_become_the_same_tokens(tmp_path: Path, spec: EncoderSpec) -> None:
+@pytest.mark.parametrize(
+    "spec", [BERT, ROBERTA_TINY, NEMOTRON_3_TINY], ids=["bert", "xlm_roberta", "nemotron_3"]
+)
+def test_plain_texts_become_the_same_tokens(tmp_path: Path, spec: object) -> None:
     from transformers import PreTrainedTokenizerFast
 
     source, target = tmp_path / "model", tmp_path / "copy"
     write_checkpoint(source, spec)
     assert main([str(source), str(target)]) == 0 and not is_chat(target)
-    model = open_model(target)
+    model = open_model(source)
     content = Content(parts=("What is shown in the picture?",))
     ours = model.prompt(content, max_tokens=99, truncate=Truncate.NONE, param="x").tokens.tolist()
     assert PreTrainedTokenizerFast.from_pretrained(str(target))(content.parts[0]).input_ids == ours
     flags = serve_flags(model.family, target)
-    assert flags[flags.index("--max-model-len") + 1] == str(model.max_tokens)
+    assert flags[flags.index("--max-model-len") + 1] == str(min(10_240, model.max_tokens))
     assert "--chat-template" not in flags
 
 
