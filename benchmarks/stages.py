@@ -6,6 +6,7 @@ is in bfloat16. Beside a card's, sums have another order and are rounded once mo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.card import CardMeter, Reading
+from benchmarks.card import CardMeter
 from benchmarks.checkpoint import usual_units
 from benchmarks.engine import Engines, steady
 from tessera.checkpoint.loading import as_stored
@@ -182,15 +183,10 @@ def _loaded(load: Callable[..., Any], precision: Precision) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Inputs a second through both stages one after the other, and what the card drew meanwhile."""
+    """Inputs a second through both stages one after the other, and the joules of one, if the card says."""
 
     per_second: float
-    card: Reading
-
-    @property
-    def joules(self) -> float | None:
-        """Of an input."""
-        return None if self.card.watts is None else self.card.watts / self.per_second
+    joules: float | None
 
 
 class CardStages:
@@ -216,12 +212,17 @@ class CardStages:
         packed = packed_inputs(self._model, self, inputs)
         text, vision = self._engines.text, self._engines.vision
         texts = [pack(packed[piece]) for piece in pieces([len(each.tokens) for each in packed], self.tokens)]
-        started = time.time()
-        taken = len(texts) * steady(_in_turn(text.launch, texts), text.depth, duration)
+        turns = [(_in_turn(text.launch, texts), text.depth, len(texts))]
         if vision is not None and (images := image_batches(self._model, self, inputs)):
-            encode = _in_turn(lambda batch: self._launch(batch)[0], images)
-            taken += len(images) * steady(encode, vision.depth, duration)
-        return Rate(per_second=len(inputs) / taken, card=meter.between(started, time.time()))
+            turns.append((_in_turn(lambda batch: self._launch(batch)[0], images), vision.depth, len(images)))
+        taken, joules = 0.0, 0.0
+        for launch, depth, count in turns:
+            started = time.time()
+            seconds = count * steady(launch, depth, duration)
+            taken += seconds
+            joules += seconds * (meter.between(started, time.time()).watts or math.nan)
+        per_input = None if math.isnan(joules) else joules / len(inputs)
+        return Rate(per_second=len(inputs) / taken, joules=per_input)
 
     def close(self) -> None:
         self._engines.close()
