@@ -223,7 +223,7 @@ def _on_cpu(
     with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         found = pool.map(embedded_on_cpu, every, [retrieval] * len(every))
         for precision, (each, seconds) in zip(every, found, strict=True):
-            print(f"{precision.name}, {_kept(precision)} kept: {seconds:.0f} s", flush=True)
+            print(f"{precision.name}: {seconds:.0f} s of processor time", flush=True)
             yield each, None
 
 
