@@ -121,7 +121,7 @@ def test_workers_go_over_to_fp8_one_role_beside_the_other(
         for value, before, fresh in zip((TEXT, same), old, now, strict=True):
             # Rows that an encode worker in bfloat16 gave are none of this image any more.
             assert apart(vector(service, value), fresh) < apart(before, fresh) / 4
-            assert apart(before, fresh) < 0.01
+            assert apart(before, fresh) < 0.1
 
 
 def unlike(service: Service, exact: np.ndarray) -> np.ndarray:
