@@ -79,6 +79,11 @@ class Engines:
         if self.vision is not None:
             _timed("vision warm-up", self.vision.warm)
 
+    def close(self) -> None:
+        self.text.close()
+        if self.vision is not None:
+            self.vision.close()
+
     def encoded(self, size: Size) -> torch.Tensor:
         """The vision rows of an image of noise."""
         assert self.vision is not None
@@ -189,25 +194,12 @@ class Benchmark:
         kernels = attention(tower.scores(sizes), device, dtype)
         turns = []
         for _ in range(_TURNS):
-            engine = self._steady(launch, depth)
+            engine = steady(launch, depth, self.duration / _TURNS)
             bare = sustained(products, device, self.duration / _TURNS)
             each = self.duration / _TURNS / (4 * len(kernels))
             fastest = min(sustained(kernel, device, each) for kernel in kernels)
             turns.append((engine, bare, fastest))
         return Taken(*(sum(column) / _TURNS for column in zip(*turns, strict=True)))
-
-    def _steady(self, launch: Callable[[], Launched[object]], depth: int) -> float:
-        """Seconds a batch takes while the next one is launched behind it, as a worker does."""
-        flying: deque[Launched[object]] = deque(launch() for _ in range(depth))
-        count, started = 0, time.perf_counter()
-        while count < 3 or time.perf_counter() - started < self.duration / _TURNS:
-            flying.popleft().result()
-            flying.append(launch())
-            count += 1
-        taken = (time.perf_counter() - started) / count
-        for launched in flying:
-            launched.result()
-        return taken
 
     def _add(self, name: str, items: int, taken: Taken) -> None:
         bound = taken.products or None
@@ -223,6 +215,20 @@ class Benchmark:
             )
         )
         print("  ".join(self.table[-1]), flush=True)
+
+
+def steady(launch: Callable[[], Launched[object]], depth: int, duration: float) -> float:
+    """Seconds a batch takes while the next one is launched behind it, as a worker does, for so long."""
+    flying: deque[Launched[object]] = deque(launch() for _ in range(depth))
+    count, started = 0, time.perf_counter()
+    while count < 3 or time.perf_counter() - started < duration:
+        flying.popleft().result()
+        flying.append(launch())
+        count += 1
+    taken = (time.perf_counter() - started) / count
+    for launched in flying:
+        launched.result()
+    return taken
 
 
 def _timed(what: str, make: Callable[[], T]) -> T:

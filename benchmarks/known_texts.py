@@ -1,4 +1,6 @@
-"""Texts that a machine with this environment has anyway, and questions of which one is known to answer each.
+"""``python -m benchmarks.known_texts --out FILE``: texts that a machine with this environment has anyway.
+
+Each question is one that a known text answers. The file is for another machine, which has others.
 
 Docstrings of Python's library and of installed packages, manual pages, and what packages say of themselves
 and of their licences. A question is a heading, a page's line about itself, or the first sentence of a
@@ -7,14 +9,18 @@ docstring, and what follows it answers; text without either is there to be mista
 
 from __future__ import annotations
 
+import argparse
 import ast
 import gzip
+import json
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from benchmarks import usage
 
 _PACKAGES: Final = ("numpy", "PIL", "fastapi", "safetensors")
 # Where there are no manual pages.
@@ -36,8 +42,23 @@ class Known:
     question: str = ""
 
 
-def known_texts(passages: int, questions: int, letters: int) -> tuple[list[str], list[str], list[int]]:
-    """Return passages of so many letters at most, questions, and the number of the passage for each.
+@dataclass(frozen=True, slots=True)
+class KnownTexts:
+    """Passages of which the first answer the questions, in their order."""
+
+    passages: list[str]
+    questions: list[str]
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(gzip.compress(json.dumps([self.passages, self.questions]).encode()))
+
+    @classmethod
+    def read(cls, path: Path) -> KnownTexts:
+        return cls(*json.loads(gzip.decompress(path.read_bytes())))
+
+
+def known_texts(passages: int, questions: int, letters: int) -> KnownTexts:
+    """Find so many, of so many letters at most.
 
     All differ, and are spread evenly over what there is. Raises ``SystemExit`` where that is less.
     """
@@ -66,7 +87,15 @@ def known_texts(passages: int, questions: int, letters: int) -> tuple[list[str],
     wanted = {known.passage: known for known in chosen}
     others = [known for known in found.values() if known.passage not in wanted]
     every = [*chosen, *_spread(others, passages - len(chosen))]
-    return [one.passage for one in every], [one.question for one in chosen], list(range(len(chosen)))
+    return KnownTexts([one.passage for one in every], [one.question for one in chosen])
+
+
+def add_counts(parser: argparse.ArgumentParser) -> None:
+    """How many texts there are, and how long they may be."""
+    parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--queries", type=int, default=5_000, help="questions that passages answer")
+    parser.add_argument("--letters", type=int, default=1_000, help="of a text, at most")
+    parser.add_argument("--calibrate", type=int, default=64, help="inputs that are not searched")
 
 
 def _spread(items: list[Known], count: int) -> list[Known]:
@@ -123,3 +152,17 @@ def _docs() -> Iterator[Known]:
             else:
                 yield Known(paragraph, heading)
                 heading = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = usage.parser("benchmarks.known_texts", __doc__)
+    add_counts(parser)
+    parser.add_argument("--out", type=Path, required=True, help="for --texts of benchmarks.quantization")
+    options = parser.parse_args(argv)
+    found = known_texts(options.passages + options.calibrate, options.queries, options.letters)
+    found.write(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.quantization``: what FP8 gains and what it costs.
+"""``python -m benchmarks.quantization``: what FP8 gains and what it costs, by blocks left in bfloat16.
 
-``speed`` runs the engines on a card, by blocks left in bfloat16: rates and cosines are against the bfloat16
-engines in the same run, on the same inputs. On random weights errors do not cancel as they do in a trained
-network, so the cosines are a lower bound for real ones. ``recall`` runs trained weights on the CPU, in
-bfloat16, in FP8 with scales made as it runs, and in FP8 with static scales that it calibrates before.
+``recall`` retrieves with trained weights, in bfloat16, in FP8 with scales made as it runs, and in FP8 with
+static scales that it calibrates before. On a card the engines compute, and their rates stand beside; on a CPU
+the arithmetic alone is a card's. ``speed`` is the rates of other weights, on the same inputs: on random ones
+errors do not cancel as they do in a trained network, so the cosines are a lower bound for real ones.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -26,13 +27,14 @@ from training.world.grammar import describe
 from benchmarks import usage
 from benchmarks.accuracy import texts
 from benchmarks.batches import IMAGE, Workload, text_batch, vision_batch
+from benchmarks.card import CardMeter
 from benchmarks.checkpoint import usual_units
-from benchmarks.known_texts import known_texts
-from benchmarks.products import median
-from benchmarks.recall import Precision, Retrieval, embedded, interval, judged
+from benchmarks.known_texts import KnownTexts, add_counts, known_texts
+from benchmarks.products import median, text_tower, vision_tower
+from benchmarks.recall import Embedded, Prompts, Retrieval, embedded, embedded_on_cpu, judged
+from benchmarks.stages import CardStages, Precision, Rate
 from tessera.engine.batch import pack
 from tessera.engine.placement import place
-from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models import Model, open_model
@@ -40,9 +42,31 @@ from tessera_engines.calibration import Calibration
 from tessera_engines.quantize.command import Request, quantize
 from tessera_tools.table import number, table, write_csv
 
-HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
-RECALL_HEADER = ("products", "recall at 1", "recall at 10", "lost", "same of ten nearest", "worst cosine")
+HEADER = (
+    *("model", "products", "blocks kept at each end", "per s", "x bf16", "J an input", "recall at 1"),
+    *("recall at 10", "lost", "same of ten nearest", "worst cosine"),
+)
 Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A row of the table; what was not measured is empty."""
+
+    model: str
+    products: str
+    kept: str
+    rate: str = ""
+    ratio: str = ""
+    joules: str = ""
+    first: str = ""
+    among: str = ""
+    lost: str = ""
+    overlap: str = ""
+    cosine: str = ""
+
+    def __str__(self) -> str:
+        return "  ".join(filter(None, astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +77,8 @@ class Measured:
     rows: Rows
 
 
-def _config(keep: int | None, budget: int) -> EngineSettings:
-    return EngineSettings(
-        max_batch_cost=budget,
-        max_queue_cost=budget,
-        quantization="none" if keep is None else "fp8",
-        unquantized_blocks=keep or 0,
-    )
-
-
-def text(model: Model, keep: int | None, tokens: int) -> Measured:
-    config = _config(keep, tokens)
+def text(model: Model, precision: Precision, tokens: int) -> Measured:
+    config = precision.settings(tokens)
     engine = TorchTextEngine(model, config, place(config))
     engine.warm()
     length = min(1024, tokens)
@@ -75,8 +90,8 @@ def text(model: Model, keep: int | None, tokens: int) -> Measured:
     return Measured(rate, rows)
 
 
-def vision(model: Model, keep: int | None, units: int) -> Measured:
-    config = _config(keep, units)
+def vision(model: Model, precision: Precision, units: int) -> Measured:
+    config = precision.settings(units)
     placement = place(config)
     engine = TorchVisionEngine(model, config, placement)
     engine.warm()
@@ -105,40 +120,46 @@ def _seconds(run: Callable[[], object]) -> float:
     return median(run, "cuda", repeats=40, warm=20)
 
 
-def _speed(options: argparse.Namespace) -> int:
-    if not torch.cuda.is_available():
-        raise SystemExit("FP8 products need a CUDA device of capability 8.9 or above")
-    model = open_model(options.model_path)
-    lines: list[tuple[str, ...]] = []
-    for stage, measure, budget in (
-        ("text, 1024 tokens", text, options.tokens),
-        ("vision, images 512x512", vision, options.units or usual_units(model)),
-    ):
-        base = measure(model, None, budget)
-        lines.append((stage, "all", number(base.rate), "1", "", ""))
-        for keep in options.keep:
-            gc.unfreeze()
-            gc.collect()
-            torch.cuda.empty_cache()
-            found = measure(model, keep, budget)
-            cosines = _cosines(found.rows, base.rows)
-            worst, median = float(cosines.min()), float(np.median(cosines))
-            lines.append(
-                (
-                    stage,
-                    str(keep),
-                    number(found.rate),
-                    f"{found.rate / base.rate:.2f}",
-                    f"{worst:.5f}",
-                    f"{median:.5f}",
-                )
+def rates(path: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """Of both stages with any weights, on a card."""
+    model = open_model(path)
+    stages = [("text, 1024 tokens", text, options.tokens, text_tower(model).layers)]
+    if model.vision is not None:
+        units = options.units or usual_units(model)
+        stages.append(("vision, images 512x512", vision, units, vision_tower(model).layers))
+    for stage, measure, budget, layers in stages:
+        base = None
+        for precision in precisions(path, options.keep, layers):
+            _free()
+            found = measure(model, precision, budget)
+            base = base or found
+            yield Line(
+                model=f"{model.family}, {stage}",
+                products=precision.name,
+                kept=_kept(precision),
+                rate=number(found.rate),
+                ratio=f"{found.rate / base.rate:.2f}",
+                cosine=f"{_cosines(found.rows, base.rows).min():.5f}",
             )
-            print("  ".join(lines[-1]), flush=True)
-    print("\n" + table(HEADER, lines))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_csv(options.out / "quantization.csv", HEADER, lines)
-    return 0
+
+
+def precisions(path: Path, keep: Sequence[int], layers: int) -> list[Precision]:
+    """bfloat16, and FP8 with so many of the layers left out at each end, as long as any is in FP8."""
+    return [
+        Precision(name="bfloat16", model=path),
+        *(Precision(name="FP8, scales of rows", model=path, keep=one) for one in keep if 2 * one < layers),
+    ]
+
+
+def _kept(precision: Precision) -> str:
+    return "all" if precision.keep is None else str(precision.keep)
+
+
+def _free() -> None:
+    # Loaded checkpoints are frozen out of the collector's sight.
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _cosines(found: Rows, expected: Rows) -> npt.NDArray[np.float64]:
@@ -150,63 +171,96 @@ def _cosines(found: Rows, expected: Rows) -> npt.NDArray[np.float64]:
     return cosines
 
 
-def _recall(options: argparse.Namespace) -> int:
-    torch.set_num_threads(1)
-    model = open_model(options.model_path)
+def recall(path: Path, folder: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """Retrieval by a trained model, of pictures if it sees; ``folder`` is for what is written on the way."""
+    model = open_model(path)
+    name = path.parent.name if path.name == "model" else path.name
     retrieval, calibration = _retrieval(model, options)
-    lines: list[tuple[str, ...]] = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        _write_source(folder / "source", calibration)
-        request = Request(
-            source=Calibration.read(folder / "source"),
-            out=folder / "static",
-            stages="text" if model.vision is None else "all",
-            most_inputs=options.calibrate,
-            most_loss=options.most_loss,
+    print(f"{name}: {len(retrieval.items)} items, {len(retrieval.queries)} queries", flush=True)
+    layers = text_tower(model).layers
+    if model.vision is not None:
+        layers = max(layers, vision_tower(model).layers)
+    static, kept = _static(model, folder / name, calibration, options)
+    every = [*precisions(path, options.keep, layers), static]
+    measure = _on_card if options.device == "cuda" else _on_cpu
+    base: tuple[Embedded, Rate | None] | None = None
+    for precision, (found, rate) in zip(every, measure(model, every, retrieval, options), strict=True):
+        base = base or (found, rate)
+        of = judged(found, base[0], retrieval.own)
+        yield Line(
+            model=name,
+            products=precision.name,
+            kept=kept if precision.stored else _kept(precision),
+            rate="" if rate is None else number(rate.per_second),
+            ratio="" if rate is None or base[1] is None else f"{rate.per_second / base[1].per_second:.2f}",
+            joules="" if rate is None or rate.joules is None else f"{rate.joules:.3g}",
+            first=str(of.first),
+            among=str(of.among),
+            lost="" if found is base[0] else str(of.lost),
+            overlap=f"{of.overlap:.4f}",
+            cosine=f"{of.cosine:.5f}",
         )
-        print(f"{len(retrieval.items)} items, {len(retrieval.queries)} queries", flush=True)
-        for stage, tower in quantize(model, request, lambda what: print(what, flush=True)).items():
-            kept = [layer.number for layer in tower.layers if layer.kept]
-            print(f"{stage}: loss {tower.whole:.5f}, {tower.loss:.5f} without layers {kept}", flush=True)
-        precisions = (
-            Precision(name="bfloat16", model=options.model_path),
-            Precision(name="FP8, scales of rows", model=options.model_path, keep=options.keep_ends),
-            Precision(name="FP8, static", model=request.out, stored=True),
-        )
-        # Side by side on a thread each: two threads of one wait for each other on a busy machine.
-        with ProcessPoolExecutor(len(precisions), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            every = list(pool.map(embedded, precisions, [retrieval] * len(precisions)))
-        base = every[0]
-        for precision, found in zip(precisions, every, strict=True):
-            of = judged(found, base, retrieval.own)
-            low, high = interval(found, retrieval.own)
-            lost = "" if found is base else f"{of.lost[0]:.4f} ({of.lost[1]:.4f} to {of.lost[2]:.4f})"
-            lines.append(
-                (
-                    precision.name,
-                    f"{of.first:.4f}",
-                    f"{of.among:.4f} ({low:.4f} to {high:.4f})",
-                    lost,
-                    f"{of.overlap:.4f}",
-                    f"{of.cosine:.5f}",
-                )
-            )
-            print("  ".join(lines[-1]), f" {found.seconds:.0f} s", flush=True)
-    print("\n" + table(RECALL_HEADER, lines))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_csv(options.out / "recall.csv", RECALL_HEADER, lines)
-    return 0
+
+
+def _on_card(
+    model: Model, every: Sequence[Precision], retrieval: Retrieval, options: argparse.Namespace
+) -> Iterator[tuple[Embedded, Rate | None]]:
+    prompts = Prompts.of(model, retrieval)
+    with CardMeter() as meter:
+        for precision in every:
+            _free()
+            stages = CardStages(open_model(precision.model), precision)
+            found = embedded(model, stages, prompts)
+            rate = stages.rate(prompts.items, meter, options.seconds)
+            stages.close()
+            yield found, rate
+
+
+def _on_cpu(
+    model: Model, every: Sequence[Precision], retrieval: Retrieval, options: argparse.Namespace
+) -> Iterator[tuple[Embedded, Rate | None]]:
+    # Side by side on a thread each: two threads of one wait for each other on a busy machine.
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        found = pool.map(embedded_on_cpu, every, [retrieval] * len(every))
+        for precision, (each, seconds) in zip(every, found, strict=True):
+            print(f"{precision.name}: {seconds:.0f} s of processor time", flush=True)
+            yield each, None
+
+
+def _static(
+    model: Model, folder: Path, calibration: Sequence[str | bytes], options: argparse.Namespace
+) -> tuple[Precision, str]:
+    """Write the checkpoint with static scales; return it, and which layers are left out."""
+    folder.mkdir()
+    _write_source(folder / "source", calibration)
+    request = Request(
+        source=Calibration.read(folder / "source"),
+        out=folder / "static",
+        stages="text" if model.vision is None else "all",
+        most_inputs=options.calibrate,
+        most_loss=options.most_loss,
+        device=options.device,
+    )
+    kept = []
+    for stage, tower in quantize(model, request, lambda what: print(what, flush=True)).items():
+        left = [layer.number for layer in tower.layers if layer.kept]
+        print(f"{stage}: loss {tower.whole:.5f}, {tower.loss:.5f} without layers {left}", flush=True)
+        kept.append(f"{stage} layers {' '.join(map(str, left))}" if left else "")
+    precision = Precision(name="FP8, static", model=request.out, stored=True)
+    return precision, ", ".join(filter(None, kept)) or "0"
 
 
 def _retrieval(model: Model, options: argparse.Namespace) -> tuple[Retrieval, list[str | bytes]]:
     """Return what is searched, and inputs of the same kind to calibrate with, which are not in it."""
     if model.vision is not None:
-        return _scenes(options.items)
-    texts, questions, own = known_texts(options.items + options.calibrate, options.queries, options.letters)
-    searched, rest = texts[: options.items], texts[options.items :]
-    return Retrieval(items=searched, queries=questions, own=np.array(own)), list(rest)
+        return _scenes(options.pictures)
+    if options.texts is None:
+        found = known_texts(options.passages + options.calibrate, options.queries, options.letters)
+    else:
+        found = KnownTexts.read(options.texts)
+    end = len(found.passages) - options.calibrate
+    searched, rest = found.passages[:end], found.passages[end:]
+    return Retrieval(items=searched, queries=found.questions, own=np.arange(len(found.questions))), list(rest)
 
 
 def _scenes(count: int) -> tuple[Retrieval, list[str | bytes]]:
@@ -236,24 +290,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = usage.parser("benchmarks.quantization", __doc__)
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     speed = commands.add_parser("speed", help="rates on a card")
-    speed.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6])
-    speed.add_argument("--tokens", type=int, default=16384)
-    speed.add_argument("--units", type=int, help="of a vision batch, tiles or patches")
-    speed.set_defaults(run=_speed)
-    recall = commands.add_parser("recall", help="retrieval with trained weights, on the CPU")
-    recall.add_argument("--items", type=int, default=20_000, help="texts, or pictures for a model of both")
-    recall.add_argument("--queries", type=int, default=5_000, help="for texts")
-    recall.add_argument("--letters", type=int, default=80, help="of a text, at most")
-    recall.add_argument("--calibrate", type=int, default=64, help="inputs, none of them among the items")
-    recall.add_argument("--most-loss", type=float, default=0.002, help="as tessera engine quantize has it")
-    recall.add_argument("--keep-ends", type=int, default=1, help="unquantized_blocks of scales of rows")
-    recall.set_defaults(run=_recall)
-    for each in (speed, recall):
-        each.add_argument("--model-path", type=Path, required=True)
-        each.add_argument("--out", type=Path, help="a directory for a CSV file")
+    speed.add_argument("--model-path", type=Path, required=True, nargs="+", dest="rates_of")
+    judge = commands.add_parser("recall", help="retrieval with trained weights")
+    judge.add_argument("--model-path", type=Path, required=True, nargs="+")
+    judge.add_argument(
+        "--rates-of",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="checkpoints whose rates alone are told",
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    judge.add_argument(
+        "--device", choices=("cpu", "cuda"), default=device, help="by default a card if there is"
+    )
+    judge.add_argument("--texts", type=Path, help="what benchmarks.known_texts wrote elsewhere")
+    add_counts(judge)
+    judge.add_argument("--pictures", type=int, default=600, help="for a model that sees")
+    judge.add_argument("--most-loss", type=float, default=0.002, help="as tessera engine quantize has it")
+    judge.add_argument("--seconds", type=float, default=3.0, help="for each rate of a stage, on a card")
+    judge.add_argument("--processes", type=int, default=3, help="on a CPU")
+    for each in (speed, judge):
+        each.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6], help="unquantized_blocks")
+        each.add_argument("--tokens", type=int, default=16384, help="of a text batch of --rates-of")
+        each.add_argument("--units", type=int, help="of its vision batch, tiles or patches")
+        each.add_argument("--out", type=Path, help="a directory for quantization.csv")
+    speed.set_defaults(model_path=[], device=device)
     options = parser.parse_args(argv)
-    status: int = options.run(options)
-    return status
+    on_card = options.device == "cuda" or options.rates_of
+    if on_card and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9)):
+        raise SystemExit("FP8 products need a CUDA device of capability 8.9 or above")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder:
+        found = [recall(path, Path(folder), options) for path in options.model_path]
+        for line in chain(*found, *(rates(path, options) for path in options.rates_of)):
+            lines.append(line)
+            print(line, flush=True)
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                write_csv(options.out / "quantization.csv", HEADER, [astuple(each) for each in lines])
+    print("\n" + table(HEADER, [astuple(each) for each in lines]))
+    return 0
 
 
 if __name__ == "__main__":

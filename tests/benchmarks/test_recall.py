@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.recall import NEAREST, Embedded, interval, judged, nearest_of
+from benchmarks.recall import NEAREST, Embedded, judged
 
 pytestmark = pytest.mark.measures
 
@@ -16,7 +16,7 @@ def embedded(queries: np.ndarray) -> Embedded:
     """Each item is an axis of its own."""
     items = np.eye(COUNT, dtype=np.float32)
     unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    return Embedded(items=items, queries=unit.astype(np.float32), seconds=0.0)
+    return Embedded.of(items, unit.astype(np.float32))
 
 
 def near(own: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def near(own: np.ndarray) -> np.ndarray:
 
 
 def test_the_nearest_come_in_order() -> None:
-    assert nearest_of(embedded(near(OWN)))[7].tolist() == list(range(7, 7 + NEAREST))
+    assert embedded(near(OWN)).nearest[7].tolist() == list(range(7, 7 + NEAREST))
 
 
 def test_what_is_lost_is_the_share_of_queries_that_miss_now() -> None:
@@ -34,16 +34,15 @@ def test_what_is_lost_is_the_share_of_queries_that_miss_now() -> None:
     # A quarter of the queries looks from half a circle away.
     moved[::4] = near((OWN[::4] + COUNT // 2) % COUNT)
     found = judged(embedded(moved), embedded(base), OWN)
-    assert found.first == found.among == pytest.approx(0.75)
+    assert found.first.value == found.among.value == pytest.approx(0.75)
     lost, low, high = found.lost
     assert lost == pytest.approx(0.25) and 0.05 < low < lost < high < 0.5
     assert found.overlap == pytest.approx(0.75) and found.cosine < 0.9
-    least, most = interval(embedded(moved), OWN)
-    assert least < 0.75 < most
+    assert found.among.low < 0.75 < found.among.high and found.first == found.among
 
 
 def test_nothing_is_lost_to_itself() -> None:
     same = embedded(near(OWN))
     found = judged(same, same, OWN)
-    assert (found.first, found.among, found.overlap) == (1, 1, 1)
+    assert found.first == found.among == (1, 1, 1) and found.overlap == 1
     assert found.lost == (0, 0, 0) and found.cosine == pytest.approx(1)

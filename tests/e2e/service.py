@@ -113,7 +113,10 @@ def launch(
     arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Service]:
-    """Run ``launch/<script>``, wait for its ready line, and end it with Ctrl-C; nothing may be left."""
+    """Run ``launch/<script>``, wait for its ready line, and end it with Ctrl-C; nothing may be left.
+
+    Without ``frontends`` ``url`` answers to nobody.
+    """
     port, *others = free_ports(1 + (frontends if frontends > 1 else 0) + workers)
     own, worker_ports = others[: len(others) - workers], others[len(others) - workers :]
     settings = {
@@ -139,7 +142,7 @@ def launch(
     urls = tuple(f"http://127.0.0.1:{one}" for one in own)
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log, urls)
     try:
-        wait_for_line(log, "tessera: ready at", 270, process=process)
+        wait_for_line(log, "tessera: ready at" if frontends else "tessera: ready:", 270, process=process)
         yield service
     finally:
         # A terminal sends Ctrl-C to the whole foreground group.
