@@ -253,8 +253,8 @@ def _deployment(options: argparse.Namespace, checkpoint: Path) -> Deployment:
 def _rows(services: dict[str, Costs]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row for each input, concurrency and service; shares are of the first service."""
     against, first = next(iter(services.items()))
-    header = ("input", "at once", "service", "p50 ms", "requests/s", "CPU ms")
-    header += (f"p50 / {against}", f"CPU / {against}", "+-")
+    shares = (f"p50 / {against}", f"CPU / {against}", "+-")
+    header = ("input", "at once", "service", "p50 ms", "requests/s", "CPU ms", *shares)
     rows: list[tuple[str, ...]] = []
     for column, other in first.items():
         for name, costs in services.items():
@@ -402,12 +402,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     with _bytecode():
-        counted = [
-            _count(options, kind, requests)
-            for kind, requests in ((Instructions, options.instructions), (Bytecodes, options.bytecodes))
-            if requests
-        ]
-        if not counted:
+        for kind, requests in ((Instructions, options.instructions), (Bytecodes, options.bytecodes)):
+            if requests:
+                _count(options, kind, requests)
+        if not options.instructions and not options.bytecodes:
             _measure(options)
     return 0
 
