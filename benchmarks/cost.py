@@ -4,12 +4,14 @@ The engines cost nothing, so that what is left is the service. The floor is meas
 ASGI application, the tokenizer, and one empty call over Dynamo; and beside it a bare service, which takes
 texts to vectors and does nothing else. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
-``--against`` compares with another commit: two services of each are there at once, and this one drives
-them in turns, A B B A, window by window. One after the other says little: two starts of one commit differ,
-and so does one machine from minute to minute, by a third.
-``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
-``--instructions`` and ``--bytecodes`` count those of the frontend instead, for one request at a time, in
-turns as well: what decides where others use the machine. Each commit has the stand-ins of its own benchmarks.
+``--against`` compares with another commit, in place of the floor: a service of each is there at once, and
+this one drives them in turns, A B B A, window by window, because a machine differs from minute to minute by a
+third. Starts of one commit differ by several per cent, which no window of theirs tells: each of ``--starts``
+pairs is one share, begun with this commit and with the other in turns, and ``+-`` is between them.
+``--beside`` compares with itself while further models are served that nobody asks, in the same way.
+``--instructions`` and ``--bytecodes`` count those of a frontend instead, or ``--of`` a worker, for one
+request at a time, in turns as well: what decides where others use the machine. Each commit has the stand-ins
+of its own benchmarks.
 """
 
 from __future__ import annotations
@@ -72,13 +74,19 @@ _SLOW_START_SECONDS: Final = 400.0
 class Cost:
     """Of one input at one concurrency: latencies in seconds, and processor seconds by process and part.
 
-    ``windows`` has the processor seconds of a request in each window.
+    ``starts`` has the processor seconds of a request of each start.
     """
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    windows: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
     spent: cpu.Parts = field(default_factory=dict)
+
+    def add(self, seconds: float, latencies: Sequence[float], spent: cpu.Parts) -> None:
+        self.seconds += seconds
+        self.latencies += latencies
+        for part, more in spent.items():
+            self.spent[part] = self.spent.get(part, 0.0) + more
 
     @property
     def p50(self) -> float:
@@ -122,16 +130,51 @@ def measure(
             if outcome.errors or not outcome.latencies:
                 raise RuntimeError(f"{name}, {loop} at once: {outcome.errors or 'no answer'}")
             cost = costs.setdefault(each.name, {}).setdefault((name, loop), Cost())
-            cost.seconds += outcome.seconds
-            cost.latencies += outcome.latencies
-            cost.windows.append(sum(meter.spent.values()) / len(outcome.latencies))
-            for part, spent in meter.spent.items():
-                cost.spent[part] = cost.spent.get(part, 0.0) + spent
+            cost.add(outcome.seconds, outcome.latencies, meter.spent)
             print(f"  {each.name}: {name}, {loop} at once: {outcome.requests_rate:.0f}/s", flush=True)
 
 
+def _measure_start(
+    options: argparse.Namespace, load: Load, sides: Iterable[tuple[str, Deployment]], turns: int
+) -> dict[str, Costs]:
+    """Return what services cost that are started for it and driven in turns."""
+    found: dict[str, Costs] = {}
+    with ExitStack() as stack:
+        running: list[Running] = []
+        for name, deployment in sides:
+            others = cpu.service_processes(os.getpid())
+            urls = stack.enter_context(service(deployment, options.out / "logs" / name.replace(" ", "-")))
+            own = {pid: what for pid, what in cpu.service_processes(os.getpid()).items() if pid not in others}
+            running.append(Running(name, urls, own))
+        for turn in range(turns):
+            measure(options, load, running[:: -1 if turn % 2 else 1], found)
+    return found
+
+
+def _measure_floors(
+    options: argparse.Namespace, load: Load, checkpoint: Path, services: dict[str, Costs]
+) -> None:
+    tokenizer = checkpoint / DESCRIBED / "tokenizer.json"
+    for name, bare in ((_FLOOR, False), (_BARE, True)):
+        print(name, flush=True)
+        found: dict[str, Costs] = {}
+        with floor(tokenizer, options.frontends, options.out / "logs", bare=bare) as urls:
+            least = Running(name, urls, cpu.service_processes(os.getpid()))
+            measure(options, replace(load, check=False), [least], found)
+        _add(services, found)
+
+
+def _add(services: dict[str, Costs], found: Mapping[str, Costs]) -> None:
+    """Add what was found in one start."""
+    for name, costs in found.items():
+        for column, cost in costs.items():
+            total = services.setdefault(name, {}).setdefault(column, Cost())
+            total.add(cost.seconds, cost.latencies, cost.spent)
+            total.starts.append(cost.processor)
+
+
 def _share(found: Sequence[float], first: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of the shares, each of its own turn, and twice its standard error."""
+    """Return the mean of the shares, each of its own turn or pair, and twice its standard error."""
     shares = [value / other for value, other in zip(found, first, strict=True)]
     error = 2 * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
     return statistics.mean(shares), error
@@ -207,23 +250,20 @@ def _deployment(options: argparse.Namespace, checkpoint: Path) -> Deployment:
     )
 
 
-def _rows(services: dict[str, Costs], against: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A row for each input, concurrency and service; shares are of the floor and of ``against``."""
-    header = ("input", "at once", "service", "p50 ms", "requests/s", "CPU ms")
-    others = {name: services[name] for name in (_FLOOR, against)}
-    for name in others:
-        header += (f"p50 / {name}", f"CPU / {name}")
-    header += ("+-",)
+def _rows(services: dict[str, Costs]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A row for each input, concurrency and service; shares are of the first service."""
+    against, first = next(iter(services.items()))
+    shares = (f"p50 / {against}", f"CPU / {against}", "+-")
+    header = ("input", "at once", "service", "p50 ms", "requests/s", "CPU ms", *shares)
     rows: list[tuple[str, ...]] = []
-    for column in services[_FLOOR]:
+    for column, other in first.items():
         for name, costs in services.items():
             cost = costs[column]
-            shares: list[float] = []
-            for other in others.values():
-                shares += (cost.p50 / other[column].p50, cost.processor / other[column].processor)
-            windows = others[against][column].windows
-            shares.append(_share(cost.windows, windows)[1] if len(windows) == len(cost.windows) else math.nan)
-            values = (cost.p50 * 1e3, cost.requests, cost.processor * 1e3, *shares)
+            share = cost.processor / other.processor, math.nan
+            # The floor starts once.
+            if len(cost.starts) == len(other.starts):
+                share = _share(cost.starts, other.starts)
+            values = (cost.p50 * 1e3, cost.requests, cost.processor * 1e3, cost.p50 / other.p50, *share)
             rows.append((column[0], str(column[1]), name, *map(number, values)))
     return header, rows
 
@@ -263,7 +303,7 @@ def _ms(cost: Cost, spent: float) -> str:
 
 
 def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> None:
-    """Count what a request has the frontend do; commits are counted in turns."""
+    """Count what a request has the frontend do, or the worker; commits are counted in turns."""
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed(family=options.family))
         new = replace(_deployment(options, checkpoint), frontends=1)
@@ -274,11 +314,11 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
         counted: dict[str, _Counted] = {}
         for name, deployment in services.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            slow = replace(deployment, before=kind.command(folder))
+            slow = replace(deployment, before={options.of: kind.command(folder)})
             (url,) = stack.enter_context(
                 service(slow, options.out / "logs" / name, timeout=_SLOW_START_SECONDS)
             )
-            counted[name] = _Counted(kind(folder), url)
+            counted[name] = _Counted(kind(folder, options.of), url)
         rows: list[tuple[str, ...]] = []
         words = CheckpointWords(checkpoint)
         for each in options.inputs:
@@ -300,7 +340,7 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
                 rows.append((each, name, *(f"{figure:.4f}" for figure in figures)))
             if kind is Bytecodes:
                 _print_functions(each, {name: one.by_function for name, one in counted.items()})
-    header = ("input", "frontend", "least, million", "median, million", "most, million", "share", "+-")
+    header = ("input", options.of, "least, million", "median, million", "most, million", "share", "+-")
     print(f"\nmillion {kind.name} of a request\n" + table(header, rows))
     write_csv(options.out / f"{kind.name}.csv", header, rows)
 
@@ -347,14 +387,30 @@ class _Counted:
         return counted
 
 
+@contextmanager
+def _bytecode() -> Iterator[None]:
+    """Keep what Python compiles meanwhile, where it may be kept nowhere else: a start takes a third."""
+    if not sys.dont_write_bytecode:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    for kind, requests in ((Instructions, options.instructions), (Bytecodes, options.bytecodes)):
-        if requests:
-            _count(options, kind, requests)
-    if options.instructions or options.bytecodes:
-        return 0
+    with _bytecode():
+        for kind, requests in ((Instructions, options.instructions), (Bytecodes, options.bytecodes)):
+            if requests:
+                _count(options, kind, requests)
+        if not options.instructions and not options.bytecodes:
+            _measure(options)
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> None:
     services: dict[str, Costs] = {}
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed(options.vocabulary, options.family))
@@ -367,36 +423,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             encoding="float",
         )
         new = _deployment(options, checkpoint)
-        turns = [("this", new)]
+        sides = [("this", new)]
         if options.against is not None:
-            old = replace(new, tree=stack.enter_context(worktree(options.against)))
-            turns = [(options.against, old), ("this", new), ("this", new), (options.against, old)]
+            tree = stack.enter_context(worktree(options.against))
+            sides = [(options.against, replace(new, tree=tree)), *sides]
         elif options.beside:
-            several = replace(new, beside=options.beside)
-            turns = [("this", new), (_BESIDE, several), (_BESIDE, several), ("this", new)]
-        logs = options.out / "logs"
-        tokenizer = checkpoint / DESCRIBED / "tokenizer.json"
-        for name, bare in ((_FLOOR, False), (_BARE, True)):
-            print(name, flush=True)
-            with floor(tokenizer, options.frontends, logs, bare=bare) as urls:
-                least = Running(name, urls, cpu.service_processes(os.getpid()))
-                measure(options, replace(load, check=False), [least], services)
-        running: list[Running] = []
-        for number, (name, deployment) in enumerate(turns):
-            others = cpu.service_processes(os.getpid())
-            urls = stack.enter_context(service(deployment, logs / f"{number}-{name.replace(' ', '-')}"))
-            own = {pid: what for pid, what in cpu.service_processes(os.getpid()).items() if pid not in others}
-            running.append(Running(name, urls, own))
-        for _ in range(options.turns):
-            measure(options, load, running, services)
-    header, rows = _rows(services, options.against or ("this" if options.beside else _FLOOR))
+            sides.append((_BESIDE, replace(new, beside=options.beside)))
+        else:
+            _measure_floors(options, load, checkpoint, services)
+        if options.starts > 1:
+            # The first to start compiles, and has its memory in other places than those that find bytecode.
+            _measure_start(options, load, sides, turns=0)
+        for number in range(options.starts):
+            order = sides[:: -1 if number % 2 else 1]
+            _add(services, _measure_start(options, load, order, options.turns))
+    header, rows = _rows(services)
     print("\n" + table(header, rows))
     write_csv(options.out / "cost.csv", header, rows)
     for name, costs in services.items():
         header, part_rows = _parts(costs)
         print(f"\nCPU ms of a request, {name}\n" + table(header, part_rows))
         write_csv(options.out / f"cost-{name.replace(' ', '-')}.csv", header, part_rows)
-    return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -416,8 +463,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="each window")
     parser.add_argument("--instructions", type=int, default=0, metavar="N", help="count those of N requests")
     parser.add_argument("--bytecodes", type=int, default=0, metavar="N", help="count those of N requests")
+    parser.add_argument("--of", choices=("tessera.frontend", "tessera.worker"), default="tessera.frontend")
     parser.add_argument("--counts", type=int, default=3, help="each of so many requests")
-    parser.add_argument("--turns", type=int, default=1, help="windows of each service for each input")
+    parser.add_argument("--starts", type=int, default=1, help="of each service")
+    parser.add_argument("--turns", type=int, default=1, help="windows of each start for each input")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
 

@@ -1,7 +1,7 @@
-"""Counts what a frontend does, which other work on a machine leaves alone: instructions, or bytecodes.
+"""Counts what a process does, which other work on a machine leaves alone: instructions, or bytecodes.
 
-Instructions are counted by valgrind's callgrind: a frontend runs some fifty times as slowly, one thread at a
-time. Bytecodes are those of Python alone. What a frontend starts is not counted.
+Instructions are counted by valgrind's callgrind: a process runs some fifty times as slowly, one thread at a
+time. Bytecodes are those of Python alone. What a process starts is not counted.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _WRITES_SECONDS: Final = 60.0
 
 
 class Counter(ABC):
-    """Counts in the frontend that this process has started by ``command`` with the same folder."""
+    """Counts in the process of ``module`` that this one has started by ``command`` with the same folder."""
 
     name: str
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str) -> None:
         self._folder = folder
-        word = self.command(folder)[-1].encode()
-        self._pid = next(pid for pid in below(os.getpid()) if _has(pid, word))
+        words = {self.command(folder)[-1].encode(), module.encode()}
+        self._pid = next(pid for pid in below(os.getpid()) if words <= _words(pid))
         self._idle, self._idle_seconds = 0.0, 0.0
 
     @staticmethod
     @abstractmethod
     def command(folder: Path) -> tuple[str, ...]:
-        """Return what a frontend's command begins with, so that counts come into the folder."""
+        """Return what the process's command begins with, so that counts come into the folder."""
 
     @abstractmethod
     def _begin(self) -> None:
@@ -53,7 +53,7 @@ class Counter(ABC):
     def of(self, work: Callable[[], None]) -> float:
         """Do the work, and return what was counted meanwhile.
 
-        Without that of the frontend's own loops, which is as much in each second, whether it works or not.
+        Without that of the process's own loops, which is as much in each second, whether it works or not.
         """
         idle, seconds = self._count(lambda: time.sleep(_IDLE_SECONDS))
         self._idle += idle
@@ -75,8 +75,8 @@ class Instructions(Counter):
 
     name = "instructions"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, module: str) -> None:
+        super().__init__(folder, module)
         self._control("--instr=on")
 
     @staticmethod
@@ -124,17 +124,16 @@ class Bytecodes(Counter):
         end = time.monotonic() + _WRITES_SECONDS
         while not file.exists():
             if time.monotonic() > end:
-                raise TimeoutError(f"the frontend writes no counts in {_WRITES_SECONDS:.0f} s")
+                raise TimeoutError(f"it writes no counts in {_WRITES_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
         found: dict[str, int] = json.loads(file.read_text())
         return found
 
 
-def _has(pid: int, word: bytes) -> bool:
-    """Whether a process is a frontend with a word in its command or its environment."""
+def _words(pid: int) -> set[bytes]:
+    """Return the words of a process's command and of its environment."""
     try:
         command, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
     except OSError:
-        return False
-    words = command.split(b"\0")
-    return b"tessera.frontend" in words and word in (*words, *environment.split(b"\0"))
+        return set()
+    return {*command.split(b"\0"), *environment.split(b"\0")}

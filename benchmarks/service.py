@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,7 @@ class Deployment:
     ``tree`` is the working tree whose package runs, with the stand-ins of its own benchmarks. Frontends that
     are not ``together`` have no seats of a group: each has a port of its own, and counts in memory of its
     own. ``beside`` is a number of further models, each the same checkpoint under a name of its own with
-    workers of its own. The command of a frontend is added to ``before``, which becomes it.
+    workers of its own. The command of a module is added to what ``before`` has for it, which becomes it.
     """
 
     model_path: Path
@@ -47,7 +47,7 @@ class Deployment:
     tree: Path = _ROOT
     together: bool = True
     beside: int = 0
-    before: tuple[str, ...] = ()
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,13 +74,14 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
             environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
         try:
             places = _places(deployment)
+            start = partial(_start, deployment.before)
             for number, (mode, port) in enumerate(zip(modes, found, strict=False)):
                 name = deployment.names[number * len(deployment.names) // len(modes)]
                 flags = [*model, "--served-model-name", name, "--namespace", places[name]]
                 flags += ["--disaggregation-mode", mode, *deployment.worker_flags]
                 flags += ["--override-engine-args", json.dumps(deployment.engine)]
                 own = environment | {"DYN_SYSTEM_PORT": str(port)}
-                processes.append(_start("tessera.worker", flags, own, logs / f"{mode}-{number}.log"))
+                processes.append(start("tessera.worker", flags, own, logs / f"{mode}-{number}.log"))
             served = [*model, "--served-model-name", NAME]
             if deployment.beside:
                 served = ["--models", str(_listed(deployment, Path(store)))]
@@ -95,8 +96,7 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 inherited = shared_port.descriptors if shared_port else []
                 own = environment | (shared_port.seat(number, inherited) if shared_port else {})
                 log = logs / f"frontend-{number}.log"
-                start = partial(_start, inherited=inherited, before=deployment.before)
-                processes.append(start("tessera.frontend", flags, own, log))
+                processes.append(start("tessera.frontend", flags, own, log, inherited))
             count = len(deployment.names)
             there = {"embed": count, "encode": count * (deployment.mode == "e_p")}
             there["frontends"] = deployment.frontends if deployment.together else 1
@@ -131,16 +131,16 @@ def _listed(deployment: Deployment, folder: Path) -> Path:
 
 
 def _start(
+    before: Mapping[str, Sequence[str]],
     module: str,
     flags: Sequence[str],
     environment: dict[str, str],
     log: Path,
     inherited: Sequence[int] = (),
-    before: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [*before, sys.executable, "-m", module, *flags],
+            [*before.get(module, ()), sys.executable, "-m", module, *flags],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

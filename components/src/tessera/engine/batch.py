@@ -188,7 +188,9 @@ def tensors(batch: TextBatch, vision_rows: torch.Tensor) -> TextTensors:
     import torch
 
     def put(values: Ids) -> torch.Tensor:
-        return torch.from_numpy(values).to(vision_rows.device)
+        found = torch.from_numpy(values)
+        # A move gives up the interpreter's lock, also one that has nothing to do.
+        return found if vision_rows.is_cpu else found.to(vision_rows.device)
 
     return TextTensors(
         put(batch.input_ids),

@@ -272,7 +272,7 @@ class Dispatcher:
         """
         outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
         answer = Answer.empty(items, *outputs)
-        counts = [np.diff(rows.bounds).tolist() for rows in answer.rows.each()]
+        counts = [rows.counts.tolist() for rows in answer.rows.each()]
         request = _Request(items, call, outputs, answer, counts)
         self._budget.called()
         await self._send(request, await self._share_out(request, range(len(items))))
