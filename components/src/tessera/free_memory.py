@@ -8,6 +8,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,25 @@ def share_heaps() -> None:
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None:
         choose(_M_ARENA_MAX, _ARENAS)
+
+
+# From here on the hop to a thread costs less than freeing: 60 MB take 6 ms, and three times that where the system
+# has much else to do.
+_LARGE_BYTES: Final = 1 << 20
+# One, so that a loop waits for the interpreter behind one piece of work at most.
+_FREEING: Final = ThreadPoolExecutor(1, "free")
+
+
+def free_aside(free: Callable[[], object], nbytes: int) -> None:
+    """Call what frees about so many bytes, on a thread where they are many.
+
+    Clients that leave together, or are refused together, let go of a body each in one turn of the event loop:
+    300 MB took it 127 ms, 126 of them in the system.
+    """
+    if nbytes > _LARGE_BYTES:
+        _FREEING.submit(free)
+    else:
+        free()
 
 
 def resident_bytes() -> int:
