@@ -91,8 +91,7 @@ def share_heaps() -> None:
         choose(_M_ARENA_MAX, _ARENAS)
 
 
-# From here on the hop to a thread costs less than freeing: 60 MB take 6 ms, and more where the system has much
-# else to do.
+# Less is freed sooner than a thread is woken: 60 MB take 6 ms, and more on a machine that is busy.
 _LARGE_BYTES: Final = 1 << 20
 # One, so that a loop waits for the interpreter behind one piece of work at most.
 _FREEING: Final = ThreadPoolExecutor(1, "free")
