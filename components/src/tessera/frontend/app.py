@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from typing import Final
 
@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from tessera import tracing
 from tessera.errors import ConfigError, RequestCancelled, TesseraError
-from tessera.free_memory import free_aside
 from tessera.frontend import page
 from tessera.frontend.api import docs, health, metadata, openai, status
 from tessera.frontend.api.routes import openapi
@@ -69,7 +68,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         else:
             if isinstance(error, RequestCancelled):
                 service.metrics.disconnects.inc()
-            free_aside(partial(release, error), exchange.held_bytes)
+            release(error, exchange.held_bytes)
             failure, path = render(error), request.scope["route"].path
         # The middleware counts it.
         exchange.failure = failure
