@@ -434,7 +434,7 @@ class GrpcServer:
                 self._service.metrics.disconnects.inc()
             if not isinstance(error, TesseraError):
                 exchange.unexpected = error
-        release(error, exchange.held_bytes)
+        release(error)
         exchange.failure = failure
         return failure
 

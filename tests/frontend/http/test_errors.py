@@ -126,7 +126,7 @@ def test_what_a_released_error_held_goes_at_once() -> None:
     try:
         with pytest.raises(errors.InvalidInput) as raised:
             fail(held)
-        release(raised.value, 0)
+        release(raised.value)
         del held, raised
         assert left() is None
     finally:

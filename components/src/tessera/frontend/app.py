@@ -68,7 +68,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         else:
             if isinstance(error, RequestCancelled):
                 service.metrics.disconnects.inc()
-            release(error, exchange.held_bytes)
+            release(error)
             failure, path = render(error), request.scope["route"].path
         # The middleware counts it.
         exchange.failure = failure

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -18,7 +17,6 @@ from starlette.responses import Response
 
 from tessera import errors
 from tessera.errors import TesseraError
-from tessera.free_memory import free_aside
 
 MEANINGS: Final = {
     400: "the request is malformed or a value is out of range",
@@ -100,16 +98,12 @@ class Failure(NamedTuple):
         return orjson.dumps({"error": self.error})
 
 
-def release(error: BaseException, nbytes: int) -> None:
-    """Let go of what the frames that an error left still hold: a body, texts and images of about ``nbytes``.
+def release(error: BaseException) -> None:
+    """Let go of what the frames that an error left still hold: bodies and images of many megabytes.
 
     A frame often holds the error that left it, or a task that ended with it: a cycle that only a full
     collection takes apart, and those are rare.
     """
-    free_aside(partial(_clear, error), nbytes)
-
-
-def _clear(error: BaseException) -> None:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
