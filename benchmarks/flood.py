@@ -2,7 +2,8 @@
 
 One frontend and a worker whose engine costs nothing, so that what is felt is the service. For each flood of
 ``floods``: the other key's latencies of a short text, a long one, a picture that a host has, and a text over
-KServe by HTTP and by gRPC, the longest
+KServe by HTTP and by gRPC (in the flood of regions, over HTTP, in one that is registered before and
+unregistered afterwards), the longest
 time in which the frontend's loop did not answer ``/live``, the share of the time in which that loop had work
 and no processor, and memory: of the frontend at rest, at most, and after the flood; of the processes below it
 at most. And what a key learns of another by caches (``told``).
@@ -37,15 +38,21 @@ from benchmarks import told, usage
 from benchmarks.cost import worktree
 from benchmarks.floods import (
     ALICE,
+    BOB,
     FLOODS,
     KSERVE,
+    MEMORY,
     MIB,
     MODEL_INFER,
+    REGIONS,
+    SHORT,
     SLOW_NAMES,
     PictureHost,
     Target,
     kserve_body,
     kserve_message,
+    region_calls,
+    shared_memory,
 )
 from benchmarks.free_family import installed
 from benchmarks.names import own_names
@@ -55,7 +62,6 @@ from benchmarks.service import NAME, Deployment, service
 from tessera_tools.table import table, write_csv
 
 _BOB: Final = "sk-bob-0123456789"
-_SHORT: Final = "a short text"
 # 6,000 characters: tokenised on a thread.
 _LONG: Final = "word " * 1200
 _PAUSE_SECONDS: Final = 0.02
@@ -96,18 +102,24 @@ def _asks(target: Target, connection: http.client.HTTPConnection) -> dict[str, C
         url = f"http://{target.host.format(number=number)}:{target.pictures}/{number}"
         embed([{"type": "image_url", "image_url": {"url": url}}])
 
+    def kserve() -> None:
+        body = kserve_body(f"{SHORT} {next(numbers)}")
+        calls = region_calls(NAME, BOB, BOB) if target.regions else [(KSERVE.format(model=NAME), body)]
+        for path, asked in calls:
+            ask(path, asked)
+
     channel = grpc.insecure_channel(f"127.0.0.1:{target.grpc_port}")
 
     def call() -> None:
-        message = kserve_message(NAME, f"{_SHORT} {next(numbers)}")
+        message = kserve_message(NAME, f"{SHORT} {next(numbers)}")
         metadata = (("authorization", f"Bearer {_BOB}"),)
         channel.unary_unary(MODEL_INFER)(message, metadata=metadata, timeout=_MOST_SECONDS)
 
     return {
-        "short": lambda: embed(f"{_SHORT} {next(numbers)}"),
+        "short": lambda: embed(f"{SHORT} {next(numbers)}"),
         "long": lambda: embed(f"{_LONG} {next(numbers)}"),
         "picture": picture,
-        "KServe": lambda: ask(KSERVE.format(model=NAME), kserve_body(f"{_SHORT} {next(numbers)}")),
+        "KServe": kserve,
         "gRPC": call,
         _LIVE: lambda: ask(_LIVE),
     }
@@ -248,7 +260,8 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         keys = Path(folder, "keys")
-        keys.write_text(f"{ALICE} alice\n{_BOB} bob\n")
+        keys.write_text(f"{ALICE} alice\n{_BOB} {BOB}\n")
+        stack.enter_context(shared_memory())
         before: Sequence[str] = ()
         if SLOW_NAMES in options.only:
             if (names := own_names(Path(folder))) is None:
@@ -257,7 +270,8 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
             else:
                 stack.enter_context(running(names.serve))
                 before = names.command
-        flags = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys), "--allow-private-media")
+        flags: tuple[str, ...] = ("--grpc-port", str(target.grpc_port), "--api-keys-file", str(keys))
+        flags += ("--allow-private-media", "--kserve-shared-memory", MEMORY)
         arguments: dict[str, Any] = {}
         if options.commit is not None:
             arguments["tree"] = stack.enter_context(worktree(options.commit))
@@ -303,8 +317,10 @@ def _floods(options: argparse.Namespace, host: PictureHost, target: Target) -> N
         (url,) = stack.enter_context(service(deployment, options.out / "logs"))
         target = replace(target, port=int(url.rpartition(":")[2]))
         for name in options.only:
-            # Whoever names no slow hosts names others.
-            asked = replace(target, host="fast{number}.example") if name == SLOW_NAMES else target
+            asked = replace(target, regions=name == REGIONS)
+            if name == SLOW_NAMES:
+                # Whoever names no slow hosts names others.
+                asked = replace(asked, host="fast{number}.example")
             rows.append(measure(name, asked, options.seconds, options.rest, options.nice))
             print(table(_HEAD, rows[-1:]).splitlines()[-1], flush=True)
     print(f"\n{options.commit or 'this tree'}\n" + table(_HEAD, rows))

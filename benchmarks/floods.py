@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import random
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, MutableSequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from itertools import count
+from itertools import count, cycle
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -28,6 +30,10 @@ from tessera_kserve import messages_pb2 as pb
 MIB: Final = 1 << 20
 ALICE: Final = "sk-alice-0123456789"
 """The key that floods."""
+_ALICE: Final = "alice"
+BOB: Final = "bob"
+"""The other key's owner, and the name of its region."""
+SHORT: Final = "a short text"
 
 _BODY_BYTES: Final = 60 * MIB
 # Of gRPC: its limit, less a few bytes for what is around.
@@ -44,7 +50,8 @@ class Target:
     """Names the ports of a frontend on this host, the model, and the port of a host of pictures.
 
     ``host`` is the name of the latter, in which a number may stand. ``answers`` counts those to the flood by
-    status, 0 for none; processes share it.
+    status, 0 for none; processes share it. ``regions`` says that the other key's calls of KServe have regions
+    of shared memory.
     """
 
     port: int
@@ -53,6 +60,7 @@ class Target:
     pictures: int
     host: str = "127.0.0.1"
     answers: MutableSequence[int]
+    regions: bool = False
 
     def ask(self, path: str, body: bytes) -> None:
         """Send a body whole and wait for its answer."""
@@ -288,19 +296,24 @@ MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def many(path: str, body: Callable[[Target], bytes], times: int) -> Flood:
-    """Return a flood of short requests, so many at once, each on a connection that is kept."""
+    """Return a flood of one short request, so many at once, each on a connection that is kept."""
+    return in_turn(lambda target: [(path.format(model=target.model), body(target))], times)
+
+
+def in_turn(requests: Callable[[Target], Sequence[tuple[str, bytes]]], times: int) -> Flood:
+    """Return a flood of short requests behind each other, on so many connections, which are kept.
+
+    Each connection begins at another one of them.
+    """
 
     def flood(target: Target) -> Callable[[], None]:
-        made = body(target)
-        head = f"POST {path.format(model=target.model)} HTTP/1.1\r\nHost: a\r\n{_KEY_LINE}"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(made)}\r\n\r\n"
-        request = head.encode() + made
+        made = [_request(path, body) for path, body in requests(target)]
 
-        async def ask() -> None:
+        async def ask(first: int) -> None:
             while True:
                 with suppress(OSError, asyncio.IncompleteReadError):
                     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-                    while True:
+                    for request in cycle(made[first:] + made[:first]):
                         writer.write(request)
                         answer = await reader.readuntil(b"\r\n\r\n")
                         length = re.search(rb"content-length: (\d+)", answer)
@@ -310,11 +323,59 @@ def many(path: str, body: Callable[[Target], bytes], times: int) -> Flood:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
         async def ask_all() -> None:
-            await asyncio.gather(*(ask() for _ in range(times)))
+            await asyncio.gather(*(ask(number * len(made) // times) for number in range(times)))
 
         return lambda: asyncio.run(ask_all())
 
     return flood
+
+
+def _request(path: str, body: bytes) -> bytes:
+    """Make a request of the key that floods; without a body it only asks."""
+    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: a\r\n{_KEY_LINE}"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+MEMORY: Final = f"flood-{os.getpid()}-"
+"""What the names of files with shared memory begin with; the name of a key's owner follows."""
+_SHARED: Final = "/v2/systemsharedmemory"
+
+
+@contextmanager
+def shared_memory() -> Iterator[None]:
+    """Keep a text in a file for each of both keys."""
+    files = [Path("/dev/shm", MEMORY + owner) for owner in (_ALICE, BOB)]
+    try:
+        for file in files:
+            file.write_bytes(len(SHORT).to_bytes(4, "little") + SHORT.encode())
+        yield
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def region_calls(model: str, owner: str, name: str) -> list[tuple[str, bytes]]:
+    """Make requests that register a region, call with it as the input, and unregister it."""
+    size = 4 + len(SHORT)
+    place = {"key": MEMORY + owner, "offset": 0, "byte_size": size}
+    parameters = {"shared_memory_region": name, "shared_memory_byte_size": size}
+    tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "parameters": parameters}
+    return [
+        (f"{_SHARED}/region/{name}/register", json.dumps(place).encode()),
+        (KSERVE.format(model=model), json.dumps({"inputs": [tensor]}).encode()),
+        (f"{_SHARED}/region/{name}/unregister", b"{}"),
+    ]
+
+
+def regions(target: Target) -> list[tuple[str, bytes]]:
+    """Take more regions than a key may have, name another key's, and let go of all."""
+    requests: list[tuple[str, bytes]] = []
+    for number in range(1000):
+        register, call, _ = region_calls(target.model, _ALICE, f"flood-{number}")
+        requests.append(register)
+        if number % 10 == 0:
+            requests += [call, *region_calls(target.model, BOB, BOB)[1:], (f"{_SHARED}/status", b"")]
+    return [*requests, (f"{_SHARED}/unregister", b"{}")]
 
 
 def many_calls(times: int) -> Flood:
@@ -339,7 +400,7 @@ def many_calls(times: int) -> Flood:
         await asyncio.gather(*map(ask, range(times)))
 
     def flood(target: Target) -> Callable[[], None]:
-        raw = kserve_message(target.model, "a short text")
+        raw = kserve_message(target.model, SHORT)
         return lambda: asyncio.run(ask_all(target, raw))
 
     return flood
@@ -381,6 +442,7 @@ def nothing(_: Target) -> Callable[[], None]:
 
 
 SLOW_NAMES: Final = "8 slow names"
+REGIONS: Final = "regions of shared memory"
 FLOODS: Final[dict[str, Flood]] = {
     "nothing": nothing,
     "60 MB of []": whole(values(b"[]")),
@@ -412,9 +474,10 @@ FLOODS: Final[dict[str, Flood]] = {
     "600 refused bodies without end": raw(_REFUSED, b" " * 65_536, 600),
     "30 half bodies": halves(_EMBEDDINGS),
     "30 half bodies, KServe": halves(KSERVE),
-    "600 requests": many(_EMBEDDINGS, inputs("a short text"), 600),
-    "600 calls, KServe": many(KSERVE, lambda _: kserve_body("a short text"), 600),
+    "600 requests": many(_EMBEDDINGS, inputs(SHORT), 600),
+    "600 calls, KServe": many(KSERVE, lambda _: kserve_body(SHORT), 600),
     "600 calls, gRPC": many_calls(600),
+    REGIONS: in_turn(regions, 16),
     "fresh pictures": fresh_pictures,
 }
 """By what is sent, at once and again and again."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from tessera.free_memory import free_aside
+from tests.waiting import until
 
 pytestmark = pytest.mark.starts
 
@@ -62,3 +66,12 @@ def test_a_worker_keeps_no_free_memory(load: str, blocks: int) -> None:
     # Freeing alone gave nothing back: otherwise this would prove nothing.
     assert full - freed < 20
     assert freed - after > 150
+
+
+async def test_large_blocks_are_freed_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+    free_aside(lambda: threads.append(threading.current_thread()), 1 << 10)
+    assert threads == [threading.current_thread()]
+    free_aside(lambda: threads.append(threading.current_thread()), 2 << 20)
+    await until(lambda: len(threads) == 2)
+    assert threads[1] is not threading.current_thread()

@@ -8,6 +8,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -75,19 +76,47 @@ def _trimmer() -> Callable[[ctypes.c_size_t], object] | None:
 
 
 # Of mallopt(3).
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 4
+# The most that glibc takes.
+_HEAP_BLOCK_BYTES: Final = 32 << 20
+# More than ``give_back_free_memory`` leaves.
+_FREE_BYTES: Final = 1 << 30
 
 
 def share_heaps() -> None:
-    """Let threads that begin from now on share a few heaps.
+    """Let threads that begin from now on share a few heaps, which keep what is freed until it is given back.
 
-    glibc makes eight for each core, of 64 MiB and more, which keep what was freed in them. A no-op where the
-    C library has no heaps.
+    glibc makes eight for each core, of 64 MiB and more, which keep what was freed in them. By itself it
+    gives back the end of a heap, and blocks outside of heaps, in the turn in which they are freed. Then a
+    message of 32 MiB took 8,200 new pages, 10 ms of the event loop, and 60 on a busy machine. A no-op where
+    the C library has no heaps.
     """
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None:
         choose(_M_ARENA_MAX, _ARENAS)
+        choose(_M_TRIM_THRESHOLD, _FREE_BYTES)
+        choose(_M_MMAP_THRESHOLD, _HEAP_BLOCK_BYTES)
+
+
+# Less is freed sooner than a thread is woken: 60 MB take 6 ms, and more on a machine that is busy.
+_LARGE_BYTES: Final = 1 << 20
+# One, so that a loop waits for the interpreter behind one piece of work at most.
+_FREEING: Final = ThreadPoolExecutor(1, "free")
+
+
+def free_aside(free: Callable[[], object], nbytes: int) -> None:
+    """Call what frees about so many bytes, on a thread where they are many.
+
+    Clients that leave together, or are refused together, let go of a body each in one turn of the event loop:
+    300 MB took it 127 ms, 126 of them in the system.
+    """
+    if nbytes > _LARGE_BYTES:
+        _FREEING.submit(free)
+    else:
+        free()
 
 
 def resident_bytes() -> int:

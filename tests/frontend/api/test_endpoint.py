@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -28,6 +29,7 @@ class Reading:
     """A server that reads bodies; ``errors`` are those it could not read."""
 
     def __init__(self) -> None:
+        self.limit, self.seconds = LIMIT, SECONDS
         self.errors: list[TesseraError] = []
         app = FastAPI()
 
@@ -35,7 +37,7 @@ class Reading:
         async def read(request: Request) -> Response:
             Exchange.open(request.scope)
             try:
-                return Response(await read_body(request, limit=LIMIT, timeout=SECONDS))
+                return Response(await read_body(request, limit=self.limit, timeout=self.seconds))
             except TesseraError as error:
                 self.errors.append(error)
                 return failure_response(render(error))
@@ -74,6 +76,18 @@ async def test_a_whole_body(reading: Reading) -> None:
     chunked = b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
     assert await reading.ask("Transfer-Encoding: chunked", chunked) == (200, b"hello")
     assert await reading.ask("Content-Length: 5\r\nContent-Encoding: identity", b"hello") == (200, b"hello")
+
+
+async def test_a_large_body_comes_as_it_was_sent(reading: Reading) -> None:
+    reading.limit, reading.seconds = 4 << 20, 60.0
+    sent = random.randbytes(3 << 20)
+    assert await reading.ask(f"Content-Length: {len(sent)}", sent) == (200, sent)
+    pieces = [sent[at : at + 100_000] for at in range(0, len(sent), 100_000)]
+    chunked = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    assert await reading.ask("Transfer-Encoding: chunked", chunked + b"0\r\n\r\n") == (200, sent)
+    reading.limit = len(sent) - 1
+    status, _ = await reading.ask("Transfer-Encoding: chunked", chunked)
+    assert (status, reading.errors[0].code) == (413, "payload_too_large")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from starlette.types import Scope
 
+from tessera.free_memory import free_aside
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import GroupBudget, Ticket
 from tessera.frontend.http.auth import ANONYMOUS
@@ -138,7 +139,9 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
 
     def let_go(self) -> None:
         """Give back the bytes of the request, which is answered or not wanted any more."""
-        self.body = None
+        if self.body is not None:
+            held, self.body = [self.body], None
+            free_aside(held.clear, len(held[0]))
         self.hold_only(0)
 
     def leave(self) -> None:

@@ -23,6 +23,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+# httpcore2 would import it with the first fetch of a process, and keep the event loop for 40 ms.
+import anyio._backends._asyncio  # noqa: F401
 import httpcore2
 import httpx2
 from opentelemetry.trace import SpanKind
