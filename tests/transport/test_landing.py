@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -31,14 +32,15 @@ def data(rows: np.ndarray = ROWS) -> memoryview:
     return rows.reshape(-1).data.cast("B")
 
 
-def test_another_process_writes_what_is_read_here() -> None:
+async def test_another_process_writes_what_is_read_here() -> None:
     landing = Landings("frontend", capacity=8 << 20).take(5, WIDTH)
     assert landing is not None
-    subprocess.run([sys.executable, "-c", WRITER], input=msgspec.msgpack.encode(landing.info), check=True)
+    info, command = msgspec.msgpack.encode(landing.info), [sys.executable, "-c", WRITER]
+    await asyncio.to_thread(subprocess.run, command, input=info, check=True)
     assert np.array_equal(landing.rows(5), ROWS)
 
 
-def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
+async def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
     landings = Landings("frontend", capacity=8 << 20)
     landing = landings.take(5, WIDTH)
     assert landing is not None
@@ -57,7 +59,7 @@ def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
     assert third is not None and third.info.slab == landing.info.slab
 
 
-def test_what_may_still_be_written_to_is_never_used_again() -> None:
+async def test_what_may_still_be_written_to_is_never_used_again() -> None:
     before = len(os.listdir("/proc/self/fd"))
     landings = Landings("frontend", capacity=1 << 20)
     landing = landings.take(5, WIDTH)
@@ -76,7 +78,7 @@ def test_what_may_still_be_written_to_is_never_used_again() -> None:
     assert again is not None and again.info.slab == other.info.slab
 
 
-def test_memory_of_another_size_makes_room() -> None:
+async def test_memory_of_another_size_makes_room() -> None:
     landings = Landings("frontend", capacity=2 << 20)
     small, large = landings.take(5, WIDTH), landings.take(1500, WIDTH)
     assert small is not None and large is None
@@ -84,7 +86,25 @@ def test_memory_of_another_size_makes_room() -> None:
     assert landings.take(1500, WIDTH) is not None
 
 
-def test_more_rows_than_there_is_memory_for_are_refused() -> None:
+async def test_memory_that_is_free_is_let_go_after_a_while() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    landings = Landings("frontend", capacity=8 << 20)
+    taken = [landings.take(5, WIDTH) for _ in range(3)]
+    for landing in taken[1:]:
+        assert landing is not None
+        landing.untouched()
+    for _ in taken:
+        landings.let_go()
+    # Python's mapping has a descriptor of its own.
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert taken[0] is not None
+    land(taken[0].info, data())
+    assert np.array_equal(taken[0].rows(5), ROWS)
+    landings.let_go()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_more_rows_than_there_is_memory_for_are_refused() -> None:
     landing = Landings("frontend", capacity=8 << 20).take(1024, WIDTH)
     assert landing is not None
     with pytest.raises(TransportUnavailable, match="do not fit"):

@@ -189,9 +189,9 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     ``outputs`` are the names of what is asked for of each item, the model's default without any; with
     ``vision``, which stands alone, its tokens are the placeholders of its images. So does ``chunks``.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
-    there are none: clients share a worker fairly. ``into`` is memory of the caller on the worker's host, where
-    the rows of a lone output may be written in place of the reply. ``trace`` is the caller's span as headers of the W3C's
-    Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
+    there are none: clients share a worker fairly. ``into`` is memory of the caller on the worker's
+    host: the rows of a lone output may be written there. ``trace`` is the caller's span as headers of the
+    W3C's Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
     """
 
     request_id: str

@@ -6,6 +6,7 @@ the owner alone reads, and does not use memory again that somebody may still be 
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections import deque
 from typing import Final
@@ -40,6 +41,7 @@ class Landing:
         memory, self._memory = self._memory, None
         assert memory is not None
         whole, width = memory.array(), memory.geometry.row_width
+        whole.flags.writeable = False
         # The last of its views may go on any thread.
         weakref.finalize(whole, self._owner.free.append, memory).atexit = False
         return whole[: count * width].reshape(count, width)
@@ -57,8 +59,12 @@ class Landing:
             self._memory = None
 
 
+# After each half of what is free is let go: an idle process keeps none.
+_KEPT_SECONDS: Final = 30.0
+
+
 class Landings:
-    """Gives landings of at most ``capacity`` bytes in all, and keeps the memory of those that are over.
+    """Gives landings of at most ``capacity`` bytes in all, and keeps their memory for a while.
 
     To write 13 MB into new memory takes 12 ms of a processor, into what is there already 4. Owned by one
     event loop, but for ``free``: what is there and not in use.
@@ -69,6 +75,7 @@ class Landings:
         self.free: deque[HostMemory] = deque()
         self._capacity = capacity
         self._nbytes = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def take(self, rows: int, width: int) -> Landing | None:
         """Return memory for float32 ``[rows, width]``; None where there is no room for it."""
@@ -86,12 +93,16 @@ class Landings:
         if self._nbytes + geometry.nbytes > self._capacity:
             return None
         self._nbytes += geometry.nbytes
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self.let_go)
         return Landing(HostMemory.create(geometry, rows=True), self)
 
-    def trim(self) -> None:
-        """Let go of half of what is not in use."""
+    def let_go(self) -> None:
+        """Let go of half of what is free; the rest is looked at again."""
         for _ in range(-(-len(self.free) // 2)):
             self.close(self.free.popleft())
+        later = asyncio.get_running_loop().call_later
+        self._timer = later(_KEPT_SECONDS, self.let_go) if self._nbytes else None
 
     def close(self, memory: HostMemory) -> None:
         """Let go of memory of a landing."""

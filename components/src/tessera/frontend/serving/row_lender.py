@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 _NOT_LENT_SECONDS = 60.0
 
 
-
 class RowLender:
     """Replaces rows in messages by handles to memory of this process, for workers on this host.
 
