@@ -46,7 +46,7 @@ from tessera.worker.metrics import WorkerMetrics
 _PAUSE_SECONDS = 0.01
 _NO_BYTES = memoryview(b"")
 log = logging.getLogger(__name__)
-_LANDING_THREADS = 2
+_ASIDE_THREADS = 2
 
 Embedded = tuple[Rows, int, wire.Timings]
 """An input's rows, how many of its image tokens had their rows in the cache, and the time it took."""
@@ -81,7 +81,7 @@ class EmbedService:
         self._batch_cost = config.max_batch_cost
         # Looked up once: they are used for every request.
         self.loop = asyncio.get_running_loop()
-        self.landing = ThreadPoolExecutor(_LANDING_THREADS, thread_name_prefix="landing")
+        self.aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
         self.answered = metrics.items.labels("embed", "ok").inc
         self.queued = metrics.queued("text")
         self.batcher: Batcher[PackedInput, Rows] = Batcher(
@@ -132,7 +132,7 @@ class EmbedService:
 
     async def close(self) -> None:
         await self.batcher.close()
-        self.landing.shutdown(wait=False)
+        self.aside.shutdown(wait=False)
         if self.max_sim is not None:
             self.max_sim.close()
         if self.images is not None:
@@ -162,7 +162,7 @@ class RequestInFlight:
         self._running: dict[int, Entry[PackedInput, Rows] | asyncio.Task[Embedded]] = {}
         self._size = 0
         self._next = 0
-        self._admitted = self._landing = False
+        self._admitted = self._aside = False
         self._timer: asyncio.TimerHandle | None = None
         self._images: RequestImages | None = None
         self._deadline = time.monotonic() + request.timeout_ms / 1e3
@@ -203,24 +203,28 @@ class RequestInFlight:
                 return
             self._next += 1
         if not self._running:
-            if self._request.into is None:
-                self._reply_with(self._answer)
-            elif not self._landing:
-                # To look at 13 MB of rows, and to write them, takes 6 ms.
-                self._landing = True
-                running = self._service.loop.run_in_executor(self._service.landing, self._answer)
-                running.add_done_callback(lambda running: self._reply_with(running.result))
-
-    def _reply_with(self, answer: Callable[[], wire.EmbedReply]) -> None:
-        try:
-            reply = answer()
-        except Exception as error:
-            if not self.reply.done():
-                self._fail(error)
-            return
-        if not self.reply.done():
+            if self._request.into is not None:
+                return self._answer_aside()
+            reply = self._answer()
             self._end()
             self.reply.set_result(reply)
+
+    def _answer_aside(self) -> None:
+        """Answer from a thread: to look at 13 MB of rows, and to write them, takes 6 ms."""
+        if not self._aside:
+            self._aside = True
+            running = self._service.loop.run_in_executor(self._service.aside, self._answer)
+            running.add_done_callback(self._answered_aside)
+
+    def _answered_aside(self, running: asyncio.Future[wire.EmbedReply]) -> None:
+        error = running.exception()
+        if self.reply.done():
+            return
+        if error is not None:
+            self._fail(error)
+        else:
+            self._end()
+            self.reply.set_result(running.result())
 
     def _begin(self, index: int, item: wire.Item) -> None:
         """Queue an input, or begin a task for it; raises ``Overloaded`` and what else befalls the request."""
@@ -329,25 +333,25 @@ class RequestInFlight:
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
         service.queued(timings.queue_ms / 1e3)
+        outputs = tuple(map(_output_rows, () if rows is None else rows.each()))
+        if self._request.into is not None and len(outputs) == 1:
+            outputs = (self._landed(self._request.into, *outputs),)
         return wire.EmbedReply(
-            outputs=() if rows is None else self._outputs_of(rows),
+            outputs=outputs,
             counts=tuple([len(part.values) if isinstance(part, Rows) else 0 for part in self._parts]),
             failures={} if len(answered) == len(self._parts) else self._failures(),
             cached_tokens=tuple(self._cached),
             timings=timings,
         )
 
-    def _outputs_of(self, rows: Rows) -> tuple[wire.OutputRows, ...]:
-        """Return the rows for the reply, without those that are written to the caller's memory."""
-        if self._request.into is None or rows.others:
-            return tuple(map(_output_rows, rows.each()))
-        sent = _output_rows(rows)
+    def _landed(self, into: wire.SlabInfo, sent: wire.OutputRows) -> wire.OutputRows:
+        """Return the rows of a lone output for the reply, without those that are in the caller's memory."""
         try:
-            land(self._request.into, sent.rows)
+            land(into, sent.rows)
         except TransportUnavailable as error:
             log.warning("rows go into the reply: %s", error)
-            return (sent,)
-        return (msgspec.structs.replace(sent, rows=_NO_BYTES, placed=True),)
+            return sent
+        return msgspec.structs.replace(sent, rows=_NO_BYTES, placed=True)
 
     def _failures(self) -> dict[int, wire.Failure]:
         failures: dict[int, wire.Failure] = {}
