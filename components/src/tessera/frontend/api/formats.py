@@ -254,5 +254,5 @@ def json_matrix(values: Values) -> orjson.Fragment | Long:
     blocks: list[bytes] = []
     for first in range(0, len(values), rows):
         block = orjson.dumps(values[first : first + rows], option=orjson.OPT_SERIALIZE_NUMPY)
-        blocks.append(b"%b%b" % (b"," if first else b"[", memoryview(block)[1:-1]))
+        blocks.append(b"".join((b"," if first else b"[", memoryview(block)[1:-1])))
     return Long([*blocks, b"]"], quoted=False)
