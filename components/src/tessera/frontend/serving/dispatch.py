@@ -370,7 +370,8 @@ class Dispatcher:
                     message = msgspec.structs.replace(message, into=landing.info)
                 reply = await self._peers.call(share.instance, message, timeout=left)
                 reply = _checked(reply, share, request, lands=landing is not None)
-                answer.put(share.indices, reply, landing and self._placed(reply, share, landing))
+                placed = None if landing is None else self._placed(reply, share, landing)
+                answer.put(share.indices, reply, placed)
             except TesseraError as error:
                 self._failed(request, share, error)
         if answer.errors:
