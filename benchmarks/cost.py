@@ -51,6 +51,7 @@ WORKLOADS: Final = {
     for workload in (
         HttpWorkload(name="text-32", tokens=32),
         HttpWorkload(name="text-128", tokens=128),
+        HttpWorkload(name="text-1280", tokens=1280),
         HttpWorkload(name="tile", size=(512, 512)),
         HttpWorkload(name="image", size=(512, 512), alone=True),
     )
@@ -322,7 +323,7 @@ def _count(options: argparse.Namespace, kind: type[Counter], requests: int) -> N
         rows: list[tuple[str, ...]] = []
         words = CheckpointWords(checkpoint)
         for each in options.inputs:
-            bodies = iter(Bodies(WORKLOADS[each], words, NAME, seed=0, encoding="float"))
+            bodies = iter(Bodies(WORKLOADS[each], words, NAME, seed=0, encoding=options.encoding))
             counts: dict[str, list[float]] = {name: [] for name in counted}
             # The same for both: how many words are new differs between bodies.
             first_bodies = list(islice(bodies, _FIRST_REQUESTS))
@@ -420,7 +421,8 @@ def _measure(options: argparse.Namespace) -> None:
             clients=options.clients,
             warm=options.warm,
             seconds=options.seconds,
-            encoding="float",
+            encoding=options.encoding,
+            check=options.check,
         )
         new = _deployment(options, checkpoint)
         sides = [("this", new)]
@@ -454,6 +456,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_vocabulary(parser)
     parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=_USUAL_INPUTS)
     parser.add_argument("--family", default=USUAL, help="whose prompts and images are measured")
+    parser.add_argument("--encoding", choices=("float", "base64", "bytes_only"), default="float")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="clients parse no answer")
     parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--decoders", type=int, default=2, help="processes that decode images")

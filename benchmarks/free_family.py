@@ -21,7 +21,7 @@ import numpy as np
 
 from tessera.imaging import Picture
 from tessera.models import Model, open_model
-from tessera.models.base import Empty, Feature, Pixels
+from tessera.models.base import Empty, Feature, OutputKind, Pixels
 
 MODEL_TYPE: Final = "benchmark_free"
 SLEEP: Final = "TESSERA_BENCHMARK_DECODING_SECONDS"
@@ -74,6 +74,8 @@ class FreeModel:
 
         # One vector for everybody, of numbers as long in JSON as those of a real one.
         pooled = torch.randn(self._described.output.width, device=device).repeat(_SEQUENCES, 1)
+        if self._described.output.kind is OutputKind.TOKENS:
+            return lambda batch: pooled[: len(batch.input_ids)]
         return lambda batch: pooled[: len(batch.lengths)]
 
     def vision_nbytes(self, dtype: str) -> int:

@@ -28,7 +28,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 13
+VERSION: Final = 14
 
 M = TypeVar("M")
 
@@ -189,8 +189,9 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     ``outputs`` are the names of what is asked for of each item, the model's default without any; with
     ``vision``, which stands alone, its tokens are the placeholders of its images. So does ``chunks``.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
-    there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
-    Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
+    there are none: clients share a worker fairly. ``into`` is memory of the caller on the worker's
+    host: the rows of a lone output may be written there. ``trace`` is the caller's span as headers of the
+    W3C's Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
     """
 
     request_id: str
@@ -200,6 +201,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     client: str = ""
     queries: tuple[bytes, ...] = ()
     outputs: tuple[str, ...] = ()
+    into: SlabInfo | None = None
     trace: dict[str, str] = {}
 
     @property
@@ -235,7 +237,7 @@ class OutputRows(Message, frozen=True, kw_only=True):
 
     Float32 ``[rows, width]``. ``norms``, float32 ``[rows]``, says how long the model had made the rows, where
     they are scaled to unit length, and is 1 elsewhere. ``indices``, int32 ``[rows]``, is as in ``Rows``, and
-    empty where there are none.
+    empty where there are none. ``rows`` is empty where they are ``placed`` in the caller's memory.
     """
 
     # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
@@ -243,6 +245,7 @@ class OutputRows(Message, frozen=True, kw_only=True):
     norms: memoryview
     width: int
     indices: memoryview = memoryview(b"")
+    placed: bool = False
 
     @property
     def size(self) -> int:

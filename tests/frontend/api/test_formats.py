@@ -28,6 +28,7 @@ from tessera.frontend.serving.pipeline import Result, Usage, check_width
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
 from tessera.rows import Rows
+from tests.frontend.api.whole import whole
 
 HIDDEN = 64
 
@@ -51,7 +52,7 @@ def body(vectors: npt.NDArray[np.float32], *, failures: object = None, **fields:
         timings=wire.Timings(),
     )
     served = Served(names=("m",), output=output, limits=RequestLimits())
-    return write_embeddings(request, served, result)
+    return whole(write_embeddings(request, served, result))
 
 
 def cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -26,6 +26,7 @@ from tessera.rows import Rows
 from tessera_apis.pooling import _translate as translate_pooling
 from tessera_apis.tei import EMBED_ALL
 from tessera_apis.tei import _translate as translate_tei
+from tests.frontend.api.whole import whole
 
 WIDTH = 24
 COUNTS = (3, 1, 5)
@@ -60,7 +61,7 @@ def result(rows: npt.NDArray[np.float32] = ROWS, bounds: Any = BOUNDS, errors: A
 
 
 def written(translated: Translated, found: Result | None = None) -> ResponseBody:
-    return translated.write(found or result())
+    return whole(translated.write(found or result()))
 
 
 def embeddings(served: Served = TOKENS, found: Result | None = None, **fields: object) -> ResponseBody:

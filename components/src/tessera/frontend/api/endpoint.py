@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from tessera import tracing, wire
 from tessera.budgets import FairQueue
@@ -338,6 +340,23 @@ def _too_large_answer(
     )
 
 
+class InPieces(Response):
+    """Sends its pieces one after the other; none is kept once it is written."""
+
+    def __init__(self, pieces: Sequence[bytes], *, media_type: str, headers: Mapping[str, str]) -> None:
+        length = str(sum(map(len, pieces)))
+        super().__init__(None, media_type=media_type, headers={**headers, "content-length": length})
+        self._pieces = deque(pieces)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as ASGI asks for it."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        while self._pieces:
+            piece = self._pieces.popleft()
+            await send({"type": "http.response.body", "body": piece, "more_body": bool(self._pieces)})
+
+
 R = TypeVar("R", Result, Scores)
 
 
@@ -433,6 +452,8 @@ class Endpoint:
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
+        if isinstance(body.content, tuple):
+            return InPieces(body.content, media_type=body.media_type, headers=headers)
         return Response(body.content, media_type=body.media_type, headers=headers)
 
     async def read(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -41,27 +42,27 @@ LARGEST: Final[Mapping[str, float]] = {"float16": 65520.0, "bfloat16": (2 - 2**-
 """The least value that each type rounds to infinity."""
 
 
+Content = bytes | memoryview | tuple[bytes, ...]
+"""A body as a whole, or in pieces that are sent one after the other: a page of 17 MB is never joined."""
+
+
 class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     """A finished body; ``headers`` are those that belong to it, without the content type."""
 
-    content: bytes
+    content: Content
     media_type: str
     headers: dict[str, str]
 
     @classmethod
     def of_json(cls, value: Any, headers: dict[str, str] | None = None) -> ResponseBody:
-        """``value`` may hold numpy arrays."""
-        return cls(
-            content=orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY),
-            media_type="application/json",
-            headers=headers or {},
-        )
+        """``value`` may hold numpy arrays, and ``Long`` texts."""
+        return cls(content=json_content(value), media_type="application/json", headers=headers or {})
 
     @classmethod
     def of_bytes(cls, values: Values, metadata: dict[str, Any] | None = None) -> ResponseBody:
         """The values as they lie in memory, and in a header, if any, what says how to read them."""
         return cls(
-            content=values.tobytes(),
+            content=np.ascontiguousarray(values).reshape(-1).view(np.uint8).data,
             media_type="application/octet-stream",
             # Headers are ASCII; a model's name need not be.
             headers={}
@@ -158,14 +159,61 @@ def numbers(values: Values, dtype: EmbedDtype) -> Values:
     return values
 
 
-def base64_rows(values: Values) -> list[str]:
+class Long:
+    """A long part of JSON, written in ``pieces``: those of a string where it is ``quoted``."""
+
+    __slots__ = ("pieces", "quoted")
+
+    def __init__(self, pieces: Sequence[bytes], *, quoted: bool) -> None:
+        self.pieces = pieces
+        self.quoted = quoted
+
+
+# In JSON it stands nowhere else: control characters are escaped.
+_PLACE: Final = b"\0"
+
+
+def json_content(value: Any) -> Content:
+    """JSON of what may hold numpy arrays, in pieces where it holds a ``Long`` text.
+
+    A page of 17 MB in base64 took the interpreter's lock for 16 ms as a string that the encoder copied.
+    """
+    long: list[Long] = []
+    text = orjson.dumps(value, default=partial(_place, long), option=orjson.OPT_SERIALIZE_NUMPY)
+    return _spliced(text, long) if long else text
+
+
+def _place(long: list[Long], part: object) -> orjson.Fragment:
+    if not isinstance(part, Long):
+        raise TypeError(type(part).__name__)
+    long.append(part)
+    return orjson.Fragment(b'"%b"' % _PLACE if part.quoted else _PLACE)
+
+
+def _spliced(text: bytes, long: Sequence[Long]) -> tuple[bytes, ...]:
+    pieces: list[bytes] = []
+    *before, last = text.split(_PLACE)
+    for around, part in zip(before, long, strict=True):
+        pieces += (around, *part.pieces)
+    return (*pieces, last)
+
+
+# What is encoded at a time, in threes of bytes: a piece has 1 MiB. Shorter values are strings.
+_ENCODED_BYTES: Final = 3 << 18
+
+
+def base64_rows(values: Values) -> list[str | Long]:
     """Each row's bytes in base64; ``values`` are contiguous."""
     return [base64_text(row) for row in values]
 
 
-def base64_text(values: Values) -> str:
+def base64_text(values: Values) -> str | Long:
     """The bytes of contiguous values in base64."""
-    return pybase64.b64encode_as_string(values.data)
+    if values.nbytes <= _ENCODED_BYTES:
+        return pybase64.b64encode_as_string(values.data)
+    data = values.reshape(-1).view(np.uint8).data
+    starts = range(0, len(data), _ENCODED_BYTES)
+    return Long([pybase64.b64encode(data[at : at + _ENCODED_BYTES]) for at in starts], quoted=True)
 
 
 def matrices(values: Values, bounds: npt.NDArray[np.int64]) -> list[Values]:
@@ -179,7 +227,7 @@ _BLOCK: Final = 1 << 16
 
 def json_object_with(
     head: Mapping[str, Any], name: str, entries: Sequence[Any], tail: Mapping[str, Any], *, width: int
-) -> bytes:
+) -> Content:
     """``{**head, name: entries, **tail}`` as JSON, block by block where there are many entries.
 
     Each has ``width`` numbers. 8,191 vectors of 2048 numbers take 0.5 s at once. Neither ``head`` nor
@@ -187,20 +235,24 @@ def json_object_with(
     """
     step = max(1, _BLOCK // max(1, width))
     if len(entries) <= step:
-        return orjson.dumps({**head, name: entries, **tail}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return json_content({**head, name: entries, **tail})
     pieces = [orjson.dumps({**head, name: []})[:-2]]
     for first in range(0, len(entries), step):
-        block = orjson.dumps(entries[first : first + step], option=orjson.OPT_SERIALIZE_NUMPY)
-        pieces += [block[1:-1], b","]
-    pieces[-1] = b"],"
-    return b"".join([*pieces, orjson.dumps(tail)[1:]])
+        block = json_content(entries[first : first + step])
+        within = list(block) if isinstance(block, tuple) else [bytes(block)]
+        within[0] = (b"," if first else b"") + within[0][1:]
+        within[-1] = within[-1][:-1]
+        pieces += within
+    return (*pieces, b"]," + orjson.dumps(tail)[1:])
 
 
-def json_matrix(values: Values) -> orjson.Fragment:
+def json_matrix(values: Values) -> orjson.Fragment | Long:
     """A matrix, or a row, as JSON, block by block: a page of 1802 x 3072 numbers takes 0.2 s at once."""
     rows = max(1, _BLOCK // max(1, values[:1].size))
-    blocks = (
-        orjson.dumps(values[first : first + rows], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        for first in range(0, len(values), rows)
-    )
-    return orjson.Fragment(b"[%b]" % b",".join(blocks))
+    if len(values) <= rows:
+        return orjson.Fragment(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+    blocks: list[bytes] = []
+    for first in range(0, len(values), rows):
+        block = orjson.dumps(values[first : first + rows], option=orjson.OPT_SERIALIZE_NUMPY)
+        blocks.append(b"".join((b"," if first else b"[", memoryview(block)[1:-1])))
+    return Long([*blocks, b"]"], quoted=False)

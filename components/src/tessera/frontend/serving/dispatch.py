@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import wire
@@ -32,6 +33,7 @@ from tessera.models.base import SCORES, Output, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
+from tessera.transport.landing import Landing
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ _RETRIES: Final = 2
 # One message carries at most this much image data and brings at most this many bytes of rows, so that no
 # reply is longer than a message may be.
 _MAX_MESSAGE_BYTES: Final = 48 << 20
+# Rows that a worker on this host writes to memory of this process; fewer come in the reply, which then is a
+# single message.
+_LANDED_BYTES: Final = 1 << 20
 # Of images that items do not have in common it carries one, or so much: a request with many large images is
 # spread over several messages, which workers can begin one by one. A message is written, and handed to the
 # runtime, in one go: to write 48 MiB of images took the loop 60 ms.
@@ -97,6 +102,8 @@ class Salt:
 
 NO_SALT: Final = Salt()
 
+Vectors = npt.NDArray[np.float32]
+
 _NO_TIMINGS: Final = wire.Timings()
 
 
@@ -117,30 +124,33 @@ class Answer(msgspec.Struct):
         rows = [Rows.zeros(each.bounds(sizes), each.width) for each in (output, *others)]
         return cls(Rows.together(rows), [0] * len(items))
 
-    def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
-        """Take in what was answered for these items, whose numbers of rows have been checked."""
+    def put(self, items: Sequence[int], reply: wire.EmbedReply, placed: Vectors | None = None) -> None:
+        """Take in what was answered for these items, whose numbers of rows have been checked.
+
+        ``placed`` are the rows that are not in the reply.
+        """
         self.timings = reply.timings if self.timings is _NO_TIMINGS else self.timings.merge(reply.timings)
         if len(items) == len(self.cached_tokens) and not reply.failures:
             # All there is, in its order.
-            self.rows = _received(reply, self.rows)
+            self.rows = _received(reply, self.rows, placed)
             self.cached_tokens = list(reply.cached_tokens)
         else:
-            self._put_some(items, reply)
+            self._put_some(items, reply, placed)
 
-    def _put_some(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
+    def _put_some(self, items: Sequence[int], reply: wire.EmbedReply, placed: Vectors | None) -> None:
         if good := [index for position, index in enumerate(items) if position not in reply.failures]:
-            self.rows = self.rows.put(good, _received(reply, self.rows))
+            self.rows = self.rows.put(good, _received(reply, self.rows, placed))
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
             self.errors[items[position]] = failure.error()
 
 
-def _received(reply: wire.EmbedReply, like: Rows) -> Rows:
+def _received(reply: wire.EmbedReply, like: Rows, placed: Vectors | None) -> Rows:
     """Return a reply's rows; their bounds are those of ``like``, and true where it has all of its items."""
     outputs = [
         Rows(
-            np.frombuffer(own.rows, "<f4").reshape(-1, own.width),
+            np.frombuffer(own.rows, "<f4").reshape(-1, own.width) if placed is None else placed,
             rows.bounds,
             np.frombuffer(own.norms, "<f4"),
             np.frombuffer(own.indices, "<i4") if own.indices else None,
@@ -355,12 +365,33 @@ class Dispatcher:
             try:
                 left = call.deadline.left()
                 message = call.message(items, left)
+                landing: Landing | None = None
+                if share.nbytes >= _LANDED_BYTES and (landing := self._landing(request, share, loans)):
+                    message = msgspec.structs.replace(message, into=landing.info)
                 reply = await self._peers.call(share.instance, message, timeout=left)
-                answer.put(share.indices, _checked(reply, share, request))
+                reply = _checked(reply, share, request, lands=landing is not None)
+                placed = None if landing is None else self._placed(reply, share, landing)
+                answer.put(share.indices, reply, placed)
             except TesseraError as error:
                 self._failed(request, share, error)
         if answer.errors:
             self._look_at_errors(request, share)
+
+    def _landing(self, request: _Request, share: _Share, loans: ExitStack) -> Landing | None:
+        """Return memory for the rows of a share, where they are many and of one output."""
+        rows, width = sum([request.counts[0][index] for index in share.indices]), request.outputs[0].width
+        if self._lender is None or len(request.outputs) > 1 or 4 * rows * width < _LANDED_BYTES:
+            return None
+        return self._lender.landing(rows, width, self._peers.ready.get(share.instance), loans)
+
+    def _placed(self, reply: wire.EmbedReply, share: _Share, landing: Landing) -> Vectors | None:
+        """Return the rows that a worker has written; None where it did not, and sent what there is."""
+        if any(output.placed for output in reply.outputs):
+            return landing.rows(sum(reply.counts))
+        landing.untouched()
+        if reply.outputs and self._lender is not None:
+            self._lender.unreadable(self._peers.ready.get(share.instance))
+        return None
 
     def _failed(self, request: _Request, share: _Share, error: TesseraError) -> None:
         """Give all items of a share the error of their call."""
@@ -398,8 +429,11 @@ class Dispatcher:
         return items, call
 
 
-def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
-    """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
+def _checked(reply: wire.Reply, share: _Share, request: _Request, *, lands: bool) -> wire.EmbedReply:
+    """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become.
+
+    Where the worker ``lands`` them they may be elsewhere than in the reply.
+    """
     worker = f"embed worker {share.instance:x}"
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
@@ -419,8 +453,9 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     for output, expected, given in zip(request.outputs, counts, reply.outputs, strict=False):
         rows, width = sum(expected), output.width
         # Which of an output's rows hold something is the worker's to say, if it says it of all.
+        nbytes = 0 if lands and given.placed else 4 * rows * width
         sizes = (len(given.rows), len(given.norms), given.width, len(given.indices) or 4 * rows)
-        if sizes != (4 * rows * width, 4 * rows, width, 4 * rows):
+        if sizes != (nbytes, 4 * rows, width, 4 * rows):
             raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
     return reply
 

@@ -1,4 +1,4 @@
-"""Vision rows that clients computed, lent to workers on this host in place of being sent to them."""
+"""Memory that is shared with workers on this host, in place of sending rows: clients' own, and replies'."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from tessera import wire
 from tessera.transport.host import host_id
+from tessera.transport.landing import Landing, Landings
 from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
@@ -22,11 +23,13 @@ _NOT_LENT_SECONDS = 60.0
 class RowLender:
     """Replaces rows in messages by handles to memory of this process, for workers on this host.
 
-    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already.
+    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already, or as
+    many are there for replies.
     """
 
     def __init__(self, producer: str, *, capacity: int) -> None:
         self._lender = Lender(producer, capacity=capacity)
+        self._landings = Landings(producer, capacity=capacity)
         self._paused_until = 0.0
 
     @property
@@ -38,18 +41,36 @@ class RowLender:
         self, items: Sequence[wire.Item], reader: wire.WorkerInfo | None, loans: ExitStack
     ) -> Sequence[wire.Item]:
         """Return the items as they are to be sent; closing ``loans`` takes back what they borrow."""
-        if reader is None or reader.host != host_id() or time.monotonic() < self._paused_until:
+        if not self._reaches(reader):
             return items
         return [
             msgspec.structs.replace(item, images=tuple([self._lent(image, loans) for image in item.images]))
             for item in items
         ]
 
+    def landing(
+        self, rows: int, width: int, writer: wire.WorkerInfo | None, loans: ExitStack
+    ) -> Landing | None:
+        """Return memory where a worker writes float32 ``[rows, width]``; None where they come in its reply.
+
+        What is left of it when ``loans`` are closed is gone.
+        """
+        if not self._reaches(writer):
+            return None
+        landing = self._landings.take(rows, width)
+        if landing is not None:
+            loans.callback(landing.close)
+        return landing
+
     def unreadable(self, reader: wire.WorkerInfo | None) -> None:
-        """A worker could not read what was lent to it."""
-        if reader is not None and reader.host == host_id() and time.monotonic() >= self._paused_until:
+        """A worker could not reach what was lent to it."""
+        if self._reaches(reader):
             self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
-            log.warning("a worker on this host could not read lent rows; they go into messages for a while")
+            log.warning("a worker on this host could not reach lent rows; they go into messages for a while")
+
+    def _reaches(self, worker: wire.WorkerInfo | None) -> bool:
+        here = worker is not None and worker.host == host_id()
+        return here and time.monotonic() >= self._paused_until
 
     def _lent(self, rows: wire.Image | wire.Embeddings, loans: ExitStack) -> wire.Image | wire.Embeddings:
         if isinstance(rows, wire.Image) or not rows.handle.data:
