@@ -77,8 +77,8 @@ _SPARE_CALLS: Final = 256
 _INFER: Final = "ModelInfer"
 _STREAM: Final = "ModelStreamInfer"
 # A server of gRPC accepts one call at a time, two switches of threads each, and what waits there has no key.
-# Behind 600 calls of 8 connections another key's took 2.9 to 3.8 s on a busy machine, and with 16 servers
-# 0.11 to 0.41; with 8 up to 1.1, with 32 up to 0.6. An idle one takes a descriptor and 5 KiB.
+# Behind 600 calls of 8 connections another key's took 2.0 to 3.8 s on a busy machine, and with 16 servers
+# 0.10 to 0.41; with 8 up to 1.1, with 32 up to 0.6. An idle one takes a descriptor and 5 KiB.
 _SERVERS: Final = 16
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
