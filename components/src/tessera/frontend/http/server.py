@@ -244,7 +244,7 @@ class HttpServer(uvicorn.Server):
         if self._certificate is not None:
             self._renewal = self._certificate.watch()
             if listens or not self._shared:
-                self.ports.append(SharedPort(_listening(self.config.host, listens)))
+                self.ports.append(SharedPort(listening(self.config.host, listens)))
             sockets = []
         elif self._shared and not listens:
             sockets = []
@@ -276,8 +276,8 @@ class HttpServer(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
 
 
-def _listening(host: str, port: int) -> list[socket.socket]:
-    """A socket for every address of a host; raises ``ConfigError``."""
+def listening(host: str, port: int, flag: str = "") -> list[socket.socket]:
+    """A socket for every address of a host; raises ``ConfigError``, which begins with the ``flag``."""
     made: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(
@@ -287,5 +287,5 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     except (OSError, OverflowError, UnicodeError) as error:
         for one in made:
             one.close()
-        raise ConfigError(f"cannot listen on {place_of(host, port)}: {error}") from error
+        raise ConfigError(f"{flag}cannot listen on {place_of(host, port)}: {error}") from error
     return made
