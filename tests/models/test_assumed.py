@@ -83,8 +83,8 @@ OWN: Final[Mapping[str, frozenset[str]]] = {
             # Whose default the class in the checkpoint's own code has (the published files of Nemotron).
             *("pooling", "temperature", "bidirectional_attention", "downsample_ratio", "select_layer"),
             *("ps_version", "force_image_size", "dynamic_image_size", "use_thumbnail", "p_max_length"),
-            # The family's class; the weights have no other width, and no other count of labels.
-            *("architectures", "embed_dim", "id2label"),
+            # The family's class; the weights have no other width.
+            *("architectures", "embed_dim"),
             # Of classes before transformers 5, and of its modules: attention is causal without it.
             *("position_embedding_type", "is_causal"),
             # Which class reads the section; refused where it is another.
@@ -97,6 +97,7 @@ OWN: Final[Mapping[str, frozenset[str]]] = {
     "processor_config.json": frozenset(
         (
             *("max_input_tiles", "num_image_token", "image_size", "use_thumbnail", "dynamic_image_size"),
+            *("query_prefix", "passage_prefix"),
             # Of transformers' PixtralProcessor.
             *("image_token", "image_break_token", "image_end_token"),
         )
@@ -111,9 +112,7 @@ SILENT: Final = frozenset(())
 def files_of(path: Path) -> list[Path]:
     """The JSON files that a checkpoint declares itself by, without its vocabulary."""
     weights = ("index.json", "tokenizer.json", "vocab.json")
-    return sorted(
-        file.relative_to(path) for file in path.rglob("*.json") if not file.name.endswith(weights)
-    )
+    return sorted(file.relative_to(path) for file in path.rglob("*.json") if not file.name.endswith(weights))
 
 
 def keys_of(values: Mapping[str, Any], *above: str) -> Iterator[tuple[str, ...]]:
@@ -155,7 +154,12 @@ class Opener:
             return error.message
         of_files = {"path", "declared", "_tokenizer", "_chat", "_options"}
         kept = {name: repr(value) for name, value in vars(model).items() if name not in of_files}
-        return {**kept, "family": model.family, "assumed": repr(assumed(model)), "prompts": repr(model.prompts)}
+        return {
+            **kept,
+            "family": model.family,
+            "assumed": repr(assumed(model)),
+            "prompts": repr(model.prompts),
+        }
 
 
 @cache
@@ -222,6 +226,34 @@ def test_what_is_not_there_is_refused_or_said(name: str, written: WriteCheckpoin
                 continue
             said = f"{name}: {file} without {'.'.join(keys)}"
             if (value := default_of(name, str(file), keys)) is not ABSENT:
-                assert lacking == opened(file, with_key(content, keys, value)), f"{said}, by default {value!r}"
+                assert lacking == opened(file, with_key(content, keys, value)), (
+                    f"{said}, by default {value!r}"
+                )
             elif lacking["assumed"] == whole["assumed"]:
                 assert keys[-1] in OWN[file.name], said
+
+
+PROMPTED: Final = (
+    *("llama_nemotron_embed", "llama_nemotron_vl", "llama_nemotron_colembed_vl", "nemotron_3_embed"),
+    *("nemotron_3_5_embed", "nemotron_colembed_vl", "qwen3_embedding", "colqwen3"),
+)
+"""The families that have prompts of their own."""
+PROMPT_KEYS: Final = ("prompts", "query_prefix", "passage_prefix")
+
+
+@pytest.mark.parametrize("name", PROMPTED)
+def test_prompts_are_assumed_aloud(
+    name: str, written: WriteCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = Path(shutil.copytree(written(random_checkpoints()[name].load().tiny), tmp_path / "bare"))
+    for file in (bare / each for each in files_of(bare)):
+        if isinstance(content := json.loads(file.read_text()), dict):
+            file.write_text(json.dumps({key: content[key] for key in content if key not in PROMPT_KEYS}))
+    _, lacking, said = opened(bare, caplog)
+    assert lacking == ["prompts"] and f"{bare}: declares no prompts" in said
+    if not (bare / "modules.json").exists():
+        # Prompts of sentence-transformers count beside it.
+        return
+    declared = {"prompts": {"query": "query: ", "document": "passage: "}}
+    (bare / "config_sentence_transformers.json").write_text(json.dumps(declared))
+    assert opened(bare, caplog)[1:] == ([], "")
