@@ -20,8 +20,14 @@ PICTURE_BAR = 0.15
 """Of qwen3_vl_rerank's pairs with images in bfloat16, 0.106 at most on an H100.
 
 Rounded rows of images add to what the text tower rounds: on a CPU they alone make 0.036, that tower alone
-with exact rows 0.058, and 0.042 of texts.
+with exact rows 0.058, and 0.042 of texts. transformers' own modules in bfloat16 are off by 0.152 there.
 """
+
+
+def score_bars(carried: Carried, bar: float) -> np.ndarray:
+    """The bar of each pair, a wider one for images in bfloat16."""
+    wide = carried.name == "qwen3_vl_rerank" and bar > SCORE_BARS["float32"]
+    return np.array([max(bar, PICTURE_BAR) if wide and given.images else bar for given in carried.inputs])
 
 
 def assert_carried(carried: Carried, folder: Path, *, dtype: str, device: str) -> tuple[Model, np.ndarray]:
@@ -30,8 +36,7 @@ def assert_carried(carried: Carried, folder: Path, *, dtype: str, device: str) -
     found = found_by(model, carried.inputs, dtype=dtype, device=device)
     if model.output.kind is OutputKind.SCORE:
         each = errors(found, carried.vectors())
-        wide = name == "qwen3_vl_rerank" and dtype == "bfloat16"
-        bars = [PICTURE_BAR if wide and given.images else SCORE_BARS[dtype] for given in carried.inputs]
+        bars = score_bars(carried, SCORE_BARS[dtype])
         print(f"{name:32}{dtype:10}worst difference {each.max():.5f} of a deviation, each {each.round(4)}")
         assert (each <= bars).all()
         return model, found

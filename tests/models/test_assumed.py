@@ -105,8 +105,6 @@ OWN: Final[Mapping[str, frozenset[str]]] = {
     PICTURES: frozenset(),
 }
 """Keys whose default no class of transformers' configurations has, by file."""
-SILENT: Final = frozenset(())
-"""Files without which the reference goes on as well."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -217,7 +215,7 @@ def test_what_is_not_there_is_refused_or_said(name: str, written: WriteCheckpoin
         without = opened(file, None)
         if str(file) not in OWN:
             said = isinstance(without, str) or without["assumed"] != whole["assumed"]
-            assert said or without == {**whole, "prompts": without["prompts"]} or file.name in SILENT, file
+            assert said or without == {**whole, "prompts": without["prompts"]}, file
             continue
         assert isinstance(without, str) and file.name in without, (file, without)
         for keys in keys_of(content):

@@ -131,8 +131,11 @@ class TowerModel:
     @property
     def assumed(self) -> Sequence[str]:
         """What nothing says of how inputs become outputs, see ``models.declared.assumed``."""
-        read = self.kind is not OutputKind.SCORE and isinstance(self.prompts, RolePrompts)
-        return (*self.lacking_keys, "prompts") if read and self.prompts.assumed else self.lacking_keys
+        prompts = self.prompts
+        # A pair has none of them.
+        if self.kind is OutputKind.SCORE or not isinstance(prompts, RolePrompts) or not prompts.assumed:
+            return self.lacking_keys
+        return (*self.lacking_keys, "prompts")
 
     def try_out(self) -> None:
         """Try the tokenizer in a child process; raises ``CheckpointError`` for one that ends it."""
