@@ -91,6 +91,7 @@ def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client
             "task": "embed",
             "pooling": ["mean"],
             "pooling_assumed": False,
+            "assumed": [],
         },
         token_rows: {
             "family": "token_rows",

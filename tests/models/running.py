@@ -207,9 +207,15 @@ def nearest(rows: np.ndarray) -> float:
     return float((rows @ rows.T - np.eye(len(rows))).max())
 
 
+def errors(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The difference of each pair's logits, as a share of how far all of them deviate."""
+    worst: np.ndarray = np.abs(found - expected).max(axis=-1) / expected.std()
+    return worst
+
+
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two sets of logits, as a share of how far these deviate."""
-    return float(np.abs(found - expected).max() / expected.std())
+    """The largest of ``errors``."""
+    return float(errors(found, expected).max())
 
 
 def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:

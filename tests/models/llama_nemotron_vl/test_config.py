@@ -78,12 +78,13 @@ def test_the_processor_file_wins(full: Path) -> None:
     assert config.max_tokens == 3000
 
 
-def test_without_a_processor_file(full: Path) -> None:
-    (full / "processor_config.json").unlink()
+def test_what_the_processor_lacks(full: Path) -> None:
+    write(full, "processor_config.json", {})
     config = changed(full, "config.json", {"max_dynamic_patch": 3, "dynamic_image_size": REMOVE})
     assert config.image.max_tiles == 3  # and not the stale max_input_tiles
     assert not config.image.dynamic
     assert config.max_tiles == 1
+    assert config.lacking_keys == ("norm_type",)
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,12 @@ def test_begin_token_may_be_an_object(make_checkpoint: MakeCheckpoint, tmp_path:
     assert prompt(LlamaNemotronVL(path), "a").tokens[0] == 601
 
 
-def test_settings_may_be_absent(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_the_first_token_is_named(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = tmp_path / "c"
     shutil.copytree(make_checkpoint(), path)
     (path / "tokenizer_config.json").unlink()
-    assert prompt(LlamaNemotronVL(path), "a").tokens[0] == 600
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: bos_token is missing"):
+        LlamaNemotronVL(path)
 
 
 @pytest.mark.parity

@@ -229,9 +229,16 @@ def check_largest(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
         )
 
 
-def token_name(directory: Path, key: str, default: str) -> str:
-    """The content of a token that the files name, such as ``bos_token``; see ``special_tokens``."""
-    return special_tokens(directory, {key: default})[key]
+def token_name(directory: Path, key: str, default: str = "") -> str:
+    """The content of a token that the files name, such as ``bos_token``; see ``special_tokens``.
+
+    ``default`` is of the tokenizer's class. Raises ``CheckpointError`` for a token that has neither.
+    """
+    if name := special_tokens(directory, {key: default})[key]:
+        return name
+    raise CheckpointError(
+        f"{directory / TOKENIZER_CONFIG_FILE}: {key} is missing; it must name a token", param=key
+    )
 
 
 def side_of(settings: Section) -> Side | None:

@@ -37,7 +37,7 @@ from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model, try_out
 from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of, unlisted_of
-from tessera.models.declared import declared_of, pooling_assumed, pooling_modes
+from tessera.models.declared import assumed, declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
 from tessera.turns import Threads
@@ -330,7 +330,8 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
         "precision": _precision(served),
         "task": TASKS.get(model.output.kind),
         "pooling": pooling_modes(model),
-        "pooling_assumed": pooling_assumed(model),
+        "pooling_assumed": "pooling" in assumed(model),
+        "assumed": assumed(model),
         "prompts": dict(declared_of(model).prompts),
         "routes": service.routes.get(model.output.kind, []),
         "source": None if source is None else source.described(),

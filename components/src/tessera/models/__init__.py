@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from tessera.checkpoint import source
 from tessera.checkpoint.declared import read_declared, transformer_directory
@@ -22,7 +22,7 @@ from tessera.models.base import (
     Truncate,
     architectures_of,
 )
-from tessera.models.declared import pooling_assumed
+from tessera.models.declared import assumed
 from tessera.models.options import OptionsFamily
 from tessera.siblings import MODELS, distribution_of, load, siblings
 from tessera.small_files import read_json
@@ -43,6 +43,18 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+_ASSUMED: Final = {
+    "pooling": (
+        "%s: declares no pooling (no modules.json); the mean is taken, as sentence-transformers does. If"
+        " the model was trained with another one, name it by --model-options",
+    ),
+    "prompts": (
+        "%s: declares no prompts (config_sentence_transformers.json); those of the family are taken. If the"
+        " model was trained with others, declare them there",
+    ),
+}
+_OF_KEY: Final = "the files have no %r, so it is as in the code of the published model: %s"
 
 _BUILT_IN = (
     "bert",
@@ -118,14 +130,10 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
 def try_out(model: Model) -> None:
     """Try a model's tokenizer, once before it is used; raises ``CheckpointError`` (``checkpoint/trial``).
 
-    Warns where a vector is made in a way that nothing declares.
+    Warns of each thing that nothing declares.
     """
-    if pooling_assumed(model):
-        log.warning(
-            "%s: declares no pooling (no modules.json); the mean is taken, as sentence-transformers does. If"
-            " the model was trained with another one, name it by --model-options",
-            model.path,
-        )
+    for what in assumed(model):
+        log.warning(*_ASSUMED.get(what, (_OF_KEY, what)), model.path)
     if (tried := getattr(model, "try_out", None)) is not None:
         tried()
 

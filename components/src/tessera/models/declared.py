@@ -54,9 +54,12 @@ def pooling_modes(model: Model) -> list[PoolingMode] | None:
     return [mode for mode, own in _POOLINGS.items() if own == model.output.pooling] or None
 
 
-def pooling_assumed(model: Model) -> bool:
-    """Return whether nothing says how vectors are made, so that they are the mean, which may be wrong."""
-    return model.output.kind is OutputKind.VECTOR and getattr(model, "pooling_assumed", False)
+def assumed(model: Model) -> list[str]:
+    """Return what no file says and the family fills in, which may be wrong.
+
+    These are ``pooling``, ``prompts``, or the key that a file lacks.
+    """
+    return list(getattr(model, "assumed", ()))
 
 
 NAMED_ROLES: Final[Mapping[str, Role]] = {
@@ -164,20 +167,31 @@ def longest(assumed: int, declared: Declared) -> tuple[int, dict[Role, int]]:
     return max(roles.values()), roles
 
 
-def role_prompts(
-    declared: Declared, assumed: Mapping[Role, str], *, query: str = "", document: str = ""
-) -> dict[Role, str]:
-    """Return the prompt of each role: one of the options unless it is empty, else the declared, the assumed.
+class RolePrompts(dict[Role, str]):
+    """The prompt of each role; ``assumed`` are those roles whose prompt neither files nor options have."""
 
-    An input without a role gets the default prompt, as ``encode`` of the reference gives it.
+    assumed: frozenset[Role] = frozenset()
+
+
+def role_prompts(
+    declared: Declared,
+    assumed: Mapping[Role, str],
+    *,
+    query: str = "",
+    document: str = "",
+    found: Mapping[Role, str] = {},
+) -> RolePrompts:
+    """Return the prompt of each role: one that was found, else an option, the declared, the assumed.
+
+    ``found`` is of the family's own files and options, of which ``query`` and ``document`` are passed over
+    if they are empty. An input without a role gets the default prompt, as ``encode`` of the reference does.
     """
-    prompts = dict(assumed)
-    for role, option, own in (
-        (Role.QUERY, query, declared.query_prompt),
-        (Role.PASSAGE, document, declared.document_prompt),
-    ):
-        if option or own is not None:
-            prompts[role] = option or own or ""
+    own = {Role.QUERY: declared.query_prompt, Role.PASSAGE: declared.document_prompt}
+    said = {role: prompt for role, prompt in own.items() if prompt is not None}
+    said |= {role: text for role, text in ((Role.QUERY, query), (Role.PASSAGE, document)) if text}
+    said |= found
+    prompts = RolePrompts({**assumed, **said})
+    prompts.assumed = frozenset(role for role in own if assumed[role] and role not in said)
     if declared.default_prompt is not None:
         prompts[Role.NONE] = declared.prompts.get(declared.default_prompt, "")
     return prompts

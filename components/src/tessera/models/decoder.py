@@ -16,14 +16,20 @@ _CONTEXT: Final = "original_max_position_embeddings"
 
 
 def read_layer(
-    section: Section, *, activations: Sequence[str], head_dim: int | None = None, **rest: Any
+    section: Section,
+    *,
+    activations: Sequence[str],
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    **rest: Any,
 ) -> LayerSpec:
     """A gated layer with RMSNorm; ``rest`` are its fields that no file says.
 
-    ``head_dim`` is the default, None for the hidden size over the heads. Raises ``CheckpointError``.
+    ``head_dim`` and ``kv_heads`` are defaults, None for the hidden size over the heads and as many as these.
+    Raises ``CheckpointError``.
     """
     heads = section.integer("num_attention_heads", 32)
-    kv_heads = section.integer("num_key_value_heads", heads)
+    kv_heads = section.integer("num_key_value_heads", kv_heads or heads)
     hidden = section.integer("hidden_size")
     if heads % kv_heads:
         raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")

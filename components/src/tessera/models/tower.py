@@ -40,7 +40,7 @@ from tessera.models.base import (
     VisionSpec,
     sequential,
 )
-from tessera.models.declared import declared_text, longest
+from tessera.models.declared import RolePrompts, declared_text, longest
 from tessera.models.marks import Marks
 from tessera.models.prompts import Assembler, Run, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
@@ -63,7 +63,7 @@ class TowerModel:
     texts hold added tokens that are not special, and ``projects_tokens``
     whether modules behind the Transformer are done for each token, and ``declares_causal`` whether
     ``is_causal`` at the top of ``config.json`` is of the text tower. ``activation`` is of scores,
-    ``pooling_assumed`` says that neither checkpoint nor options have one where families differ, and ``marks``
+    ``lacking_keys`` are what files lack and the family fills in, and ``marks``
     are the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
     vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
@@ -82,7 +82,7 @@ class TowerModel:
     projects_tokens: ClassVar[bool] = False
     declares_causal: ClassVar[bool] = True
     activation: ScoreActivation = "sigmoid"
-    pooling_assumed: bool = False
+    lacking_keys: tuple[str, ...] = ()
     marks: Marks = Marks()
     prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None
@@ -127,6 +127,15 @@ class TowerModel:
         self._options = options
         side = self.declared.truncation_side or self._tokenizer.truncation_side
         self.truncation_side = Truncate.START if side == "left" else Truncate.END
+
+    @property
+    def assumed(self) -> Sequence[str]:
+        """What nothing says of how inputs become outputs, see ``models.declared.assumed``."""
+        prompts = self.prompts
+        # A pair has none of them.
+        if self.kind is OutputKind.SCORE or not isinstance(prompts, RolePrompts) or not prompts.assumed:
+            return self.lacking_keys
+        return (*self.lacking_keys, "prompts")
 
     def try_out(self) -> None:
         """Try the tokenizer in a child process; raises ``CheckpointError`` for one that ends it."""

@@ -183,6 +183,11 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "type": "boolean",
         "description": "Whether neither the checkpoint nor an option says it: then it is the mean.",
     },
+    "assumed": {
+        **list_of(TEXT),
+        "description": "What neither says, so that the family fills it in: `pooling`, `prompts`, or a key of "
+        "the checkpoint's files.",
+    },
     "prompts": {
         "type": "object",
         "additionalProperties": TEXT,

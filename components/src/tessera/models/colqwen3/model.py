@@ -69,7 +69,7 @@ class ColQwen3(Qwen3VLBody):
         own = {Role.QUERY: options.query_prefix}
         # An option that was chosen wins over what is declared.
         chosen = own if options.query_prefix != _QUERY_PREFIX else {}
-        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}) | chosen
+        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}, found=chosen)
         self._end_tokens = options.query_end_tokens
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:

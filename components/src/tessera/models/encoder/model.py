@@ -84,7 +84,8 @@ class EncoderModel(TowerModel):
             declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
         )
         skipped = skipped_prompts(declared, self.prompts)
-        self.pooling_assumed = declared.pooling is None and options.pooling == "declared"
+        if declared.pooling is None and options.pooling == "declared":
+            self.lacking_keys = ("pooling",)
         text = read_encoder(config, body_of(config), pooling=_POOLINGS[options.pooling])
         text = replace(text, skips=bool(skipped))
         self._open(config, text, declared, options, max_tokens=options.max_tokens)

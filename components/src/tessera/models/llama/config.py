@@ -50,7 +50,8 @@ def refuse_causal(section: Section) -> None:
 def read_score_head(config: Section) -> HeadSpec:
     """The head of a reranker, of one label; raises ``CheckpointError`` for one that has more."""
     labels = config.section("id2label").values if config.has("id2label") else {}
-    count = len(labels) or config.integer("num_labels", 1)
+    # By default transformers makes two.
+    count = len(labels) or config.integer("num_labels", 2)
     if count != 1:
         raise config.error("id2label", f"must have one label, a score; it has {count}")
     temperature = config.number("temperature", 1.0)

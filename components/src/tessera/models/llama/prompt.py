@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import Section
@@ -13,26 +12,31 @@ from tessera.models.declared import check_prompts, role_prompts
 from tessera.models.pairs import PairTower
 from tessera.models.prompts import refuse_instruction
 
-_BOS: Final = "<|begin_of_text|>"
-
 
 def read_prefixes(*sections: Section, declared: Declared) -> Mapping[Role, str]:
     """The prefix of each role, with the trailing space that the configuration leaves out.
 
     The first of the files that has one wins, then what the checkpoint declares, then the family's own.
     """
-    prefixes = role_prompts(declared, {Role.NONE: "", Role.QUERY: "query: ", Role.PASSAGE: "passage: "})
-    for role, key in ((Role.QUERY, "query_prefix"), (Role.PASSAGE, "passage_prefix")):
-        if section := next((section for section in sections if section.has(key)), None):
-            prefix = section.string(key)
-            prefixes[role] = f"{prefix} " if prefix else ""
+    usual = {Role.NONE: "", Role.QUERY: "query: ", Role.PASSAGE: "passage: "}
+    prefixes = role_prompts(declared, usual, found=found_prefixes(*sections))
     check_prompts(declared, prefixes)
     return prefixes
 
 
+def found_prefixes(*sections: Section) -> dict[Role, str]:
+    """Return the prefixes that the sections have, of each role from the first that has it, with the space."""
+    found = {}
+    for role, key in ((Role.QUERY, "query_prefix"), (Role.PASSAGE, "passage_prefix")):
+        if section := next((section for section in sections if section.has(key)), None):
+            prefix = section.string(key)
+            found[role] = f"{prefix} " if prefix else ""
+    return found
+
+
 def bos_of(tokenizer: PlainTokenizer) -> int:
     """The id of the token that ``tokenizer_config.json`` names as the first; raises ``CheckpointError``."""
-    return tokenizer.id_of(token_name(tokenizer.path.parent, "bos_token", _BOS))
+    return tokenizer.id_of(token_name(tokenizer.path.parent, "bos_token"))
 
 
 class LlamaPairs(PairTower):

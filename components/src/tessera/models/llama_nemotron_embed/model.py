@@ -52,6 +52,8 @@ class LlamaNemotronEmbed(TowerModel):
             max_tokens=min(options.max_tokens, max_positions(config)),
             dimensions=_dimensions(config, text, self.kind),
         )
+        if not config.has("pooling") and self.declared.pooling is None and options.pooling == "avg":
+            self.lacking_keys = ("pooling",)
         self.prompts = read_prefixes(config, declared=self.declared)
         self.marks = Marks((bos_of(self._tokenizer),))
 

@@ -38,6 +38,7 @@ _NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, 
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 _DEFAULT_MAX_TOKENS = 10240
+_NORM = "norm_type"
 
 PixelShuffle = Literal["v1", "v2"]
 
@@ -116,6 +117,8 @@ class ModelConfig:
     image_token_id: int
     max_tokens: int
     dimensions: frozenset[int]
+    lacking_keys: tuple[str, ...]
+    """What the processor's file lacks, and is as in the published models' code."""
 
     @property
     def tokens_per_tile(self) -> int:
@@ -143,7 +146,7 @@ class ModelConfig:
 def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> ModelConfig:
     """Read and cross-check the configuration of a family with this output; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
-    processor = Section.read(directory / PROCESSOR_FILE, optional=True)
+    processor = Section.read(directory / PROCESSOR_FILE)
     declared = read_declared(directory)
     text = _text(config, output)
     vision = _vision(config)
@@ -158,6 +161,7 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
         image_token_id=_image_token(config, text),
         max_tokens=_max_tokens(config, processor),
         dimensions=read_dimensions(config, text.layer.hidden),
+        lacking_keys=() if processor.has(_NORM) else (_NORM,),
     )
     if processor.has("num_image_token"):
         stated = processor.integer("num_image_token")
@@ -236,7 +240,7 @@ def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageCo
                 key,
                 f"is {source.integer(key)}, but the position embeddings are for {vision.image_size} pixels",
             )
-    mean, std = _NORMALISATION[processor.string("norm_type", "siglip", among=tuple(_NORMALISATION))]
+    mean, std = _NORMALISATION[processor.string(_NORM, "siglip", among=tuple(_NORMALISATION))]
     smallest = processor.integer("min_input_tiles", config.integer("min_dynamic_patch", 1))
     largest = processor.integer("max_input_tiles", config.integer("max_dynamic_patch", 6))
     if smallest > largest:

@@ -102,7 +102,7 @@ class LlamaNemotronVL(TowerModel):
                 f" but img_context_token_id is {config.image_token_id}"
             )
         self.normalisation = config.image.mean, config.image.std
-        self.prompts = config.prefixes
+        self.prompts, self.lacking_keys = config.prefixes, config.lacking_keys
         self.marks = Marks((bos_of(tokenizer),))
         self._strips_before_image = bool(tokenizer.added[_MARKS[0]].get("lstrip"))
         self.strips_after_image = bool(tokenizer.added[_MARKS[1]].get("rstrip"))

@@ -21,6 +21,7 @@ from tessera.models.two_towers.images import (
     CLIP_MEAN,
     CLIP_STD,
     Processing,
+    check_same,
     read_processing,
     read_processor,
 )
@@ -101,13 +102,13 @@ def read_config(directory: Path, declared: Declared, *, pooling: str, longest_ed
     config = Section.read(directory / CONFIG_FILE)
     check_architecture(config, ARCHITECTURES)
     section = with_defaults(config.section("text_config"))
-    section.string("model_type", "ministral3", among=("ministral3",))
+    # Without a type transformers reads Mistral's, which is another one.
+    section.string("model_type", among=("ministral3",))
     text = read_text(section, pooling=read_pooling(config, declared, pooling))
     vision = _vision(config, text, norm_eps=text.layer.eps)
-    processor, settings = read_processor(directory), Section.read(directory / SETTINGS_FILE, optional=True)
-    for key, expected in (("patch_size", vision.patch_size), ("spatial_merge_size", vision.merge)):
-        if settings.has(key) and settings.integer(key) != expected:
-            raise settings.error(key, f"must be {expected}, as in {CONFIG_FILE}")
+    processor, settings = read_processor(directory), Section.read(directory / SETTINGS_FILE)
+    check_same(settings, "patch_size", vision.patch_size, default=16)
+    check_same(settings, "spatial_merge_size", vision.merge, default=1)
     image, end, last = (
         settings.string(key, default)
         for key, default in zip(("image_token", "image_break_token", "image_end_token"), MARKS, strict=True)

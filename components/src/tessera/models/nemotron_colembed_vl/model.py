@@ -19,12 +19,13 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
+from tessera.models.llama.prompt import found_prefixes
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_body
-from tessera.models.two_towers.images import PROCESSOR_FILE
+from tessera.models.two_towers.images import read_processor
 
 _ARCHITECTURE: Final = "Qwen3VLNemotronEmbedModel"
 SETTINGS_FILE: Final = "processor_config.json"
@@ -52,14 +53,15 @@ class NemotronColEmbedVL(Qwen3VLBody):
         super().__init__(path, config, read_limits(path, config, options))
         assert self.placeholder is not None
         self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
-        settings = Section.read(path / SETTINGS_FILE, optional=True)
+        settings = Section.read(path / SETTINGS_FILE)
         self._most_of_query = options.max_query_tokens or settings.integer("q_max_length", 512)
-        query, passage = (
-            _spaced(settings.string(f"{role}_prefix", f"{role}:")) for role in ("query", "passage")
-        )
-        self.prompts = role_prompts(
-            self.declared, {Role.NONE: "", Role.QUERY: f"Query: {query}", Role.PASSAGE: passage}
-        )
+        chosen = {"q_max_length": options.max_query_tokens, "p_max_length": options.max_tokens}
+        self.lacking_keys = tuple(key for key, most in chosen.items() if not most and not settings.has(key))
+        found = found_prefixes(settings)
+        if Role.QUERY in found:
+            found[Role.QUERY] = f"Query: {found[Role.QUERY]}"
+        usual = {Role.NONE: "", Role.QUERY: "Query: query: ", Role.PASSAGE: "passage: "}
+        self.prompts = role_prompts(self.declared, usual, found=found)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A user's turn of the images, then the text behind its prefix, and the beginning of an answer."""
@@ -87,28 +89,22 @@ class NemotronColEmbedVL(Qwen3VLBody):
         return None if found == "text.norm.weight" else found
 
 
-def _spaced(prefix: str) -> str:
-    return f"{prefix} " if prefix else ""
-
-
 def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptions:
     """The limits of areas and tokens: options, else those of the files, else those of their classes.
 
     An image has at most the tokens that the reference leaves for it. Raises ``CheckpointError``.
     """
-    processor, settings = (
-        Section.read(path / name, optional=True) for name in (PROCESSOR_FILE, SETTINGS_FILE)
-    )
+    processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE)
     size = processor.section("size") if processor.has("size") else processor
     least = size.integer("shortest_edge", processor.integer("min_pixels", 3_136))
     most = size.integer("longest_edge", processor.integer("max_pixels", 1_003_520))
-    tokens = settings.integer("p_max_length", 4_096)
+    tokens = options.max_tokens or settings.integer("p_max_length", 4_096)
     room = tokens - settings.integer("reserve_tokens_for_images", 100) - 1
     area = (config.vision.patch_size * config.vision.merge) ** 2
     return ImageOptions(
         min_pixels=options.min_pixels or least,
         max_pixels=options.max_pixels or min(most, max(room, 1) * area),
-        max_tokens=options.max_tokens or tokens,
+        max_tokens=tokens,
     )
 
 

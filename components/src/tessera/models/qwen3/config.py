@@ -35,7 +35,7 @@ def read_text(section: Section, *, sections: bool, levels: int = 0) -> TextSpec:
     """
     refuse_flags(section, "attention_bias", "use_sliding_window", why=", which is not supported")
     causal = section.flag("is_causal", True)
-    layer = read_layer(section, activations=("silu",), head_dim=128, causal=causal, qk_norm=True)
+    layer = read_layer(section, activations=("silu",), head_dim=128, kv_heads=32, causal=causal, qk_norm=True)
     rope = rope_section(section)
     rope_type(rope, ("default",))
     layers = section.integer("num_hidden_layers")

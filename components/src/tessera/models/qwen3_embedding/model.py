@@ -50,7 +50,7 @@ class Qwen3Embedding(TowerModel):
         own = {Role.QUERY: template(options.query_instruction)}
         # An option that was chosen wins over what is declared.
         chosen = own if options.query_instruction != DEFAULT_TASK else {}
-        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}) | chosen
+        self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}, found=chosen)
         check_prompts(self.declared, self.prompts)
         self.marks = Marks(behind=(self._tokenizer.id_of(END_OF_TEXT),))
 

@@ -16,11 +16,18 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.decoder import check_architecture, max_positions, read_theta, rope_section, rope_type
 from tessera.models.patches import PatchedVision
 from tessera.models.qwen3.config import read_text
-from tessera.models.two_towers.images import CLIP_MEAN, CLIP_STD, HALF, read_normalisation, read_processor
+from tessera.models.two_towers.images import (
+    CLIP_MEAN,
+    CLIP_STD,
+    check_same,
+    read_normalisation,
+    read_processor,
+)
 from tessera.nn.spec import LayerSpec, TextSpec
 
 _ARCHITECTURES: Final = ("Qwen3VLForConditionalGeneration", "Qwen3VLModel", "Qwen3VLForEmbedding")
 _FRAMES: Final = 2
+_DEEPSTACK: Final = (8, 16, 24)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +69,9 @@ def read_config(directory: Path, architectures: Sequence[str] = _ARCHITECTURES) 
     if vision.out_hidden != text.layer.hidden:
         raise section.error("hidden_size", f"must be out_hidden_size {vision.out_hidden} of vision_config")
     processor = read_processor(directory)
-    for key, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge)):
-        if processor.integer(key, expected) != expected:
-            raise processor.error(key, f"must be {expected}, as in vision_config")
-    # Without a file as the released one has it, else as its class.
-    usual = (CLIP_MEAN, CLIP_STD) if processor.values else (HALF, HALF)
-    mean, std = read_normalisation(processor, mean=usual[0], std=usual[1])
+    check_same(processor, "patch_size", vision.patch_size, default=14)
+    check_same(processor, "merge_size", vision.merge, default=2)
+    mean, std = read_normalisation(processor, mean=CLIP_MEAN, std=CLIP_STD)
     return ModelConfig(
         text=text,
         max_positions=max_positions(section),
@@ -99,6 +103,8 @@ def _vision(section: Section) -> VisionConfig:
     if isqrt(positions) ** 2 != positions:
         raise section.error("num_position_embeddings", f"must be a square, not {positions}")
     blocks = section.integers("deepstack_visual_indexes")
+    if not section.has("deepstack_visual_indexes"):
+        blocks = _DEEPSTACK
     if list(blocks) != sorted(set(blocks)) or any(not 0 <= block < layers for block in blocks):
         raise section.error("deepstack_visual_indexes", f"must ascend within the {layers} blocks")
     layer = LayerSpec.encoder(

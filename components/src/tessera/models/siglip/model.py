@@ -17,6 +17,7 @@ from tokenizers import Regex, models, normalizers
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.tokenizer_class import tokenizer_class
 from tessera.checkpoint.weights import Shapes
 from tessera.models.base import Content, Family, Prompt, Truncate
 from tessera.models.marks import Marks
@@ -85,8 +86,10 @@ class SiglipTexts(TwoTowers):
             steps.append(given)
         if steps:
             tokenizer.tokenizer.normalizer = normalizers.Sequence(steps)
-        self.marks = Marks(behind=(tokenizer.id_of(token_name(path, "eos_token", "</s>")),))
-        self._pad = tokenizer.id_of(token_name(path, "pad_token", "</s>"))
+        # That class has a default; those of other vocabularies have others.
+        usual = "</s>" if tokenizer_class(path) == "SiglipTokenizer" else ""
+        self.marks = Marks(behind=(tokenizer.id_of(token_name(path, "eos_token", usual)),))
+        self._pad = tokenizer.id_of(token_name(path, "pad_token", usual))
         return replace(tokenizer, words=None)
 
     @property

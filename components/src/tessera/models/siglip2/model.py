@@ -20,7 +20,7 @@ from tessera.models.options import OptionsFamily
 from tessera.models.siglip.model import SiglipTexts, Texts, read_text, read_vision
 from tessera.models.siglip2.patches import cut, grid_of
 from tessera.models.two_towers.config import tower_section
-from tessera.models.two_towers.images import HALF, read_processing, read_processor
+from tessera.models.two_towers.images import HALF, check_same, read_processing, read_processor
 
 if TYPE_CHECKING:
     from tessera.nn.vision import VisionTower
@@ -56,8 +56,7 @@ class Siglip2(SiglipTexts):
         if isqrt(positions) ** 2 != positions:
             raise section.error("num_patches", f"must be a square, not {positions}")
         patch = section.integer("patch_size", 16)
-        if processor.integer("patch_size", patch) != patch:
-            raise processor.error("patch_size", f"must be {patch}, as in vision_config")
+        check_same(processor, "patch_size", patch, default=16)
         vision = read_vision(section, patch=patch, grid=isqrt(positions))
         processing = read_processing(processor, resample=2, mean=HALF, std=HALF)
         tokenizer = self.read_tokenizer(path, text, options.texts)

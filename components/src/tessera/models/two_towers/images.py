@@ -70,14 +70,15 @@ class Tiling:
 
 
 def read_processor(directory: Path) -> Section:
-    """Read what the checkpoint says of its images, empty if it says nothing; raises ``CheckpointError``.
+    """Read what the checkpoint says of its images; raises ``CheckpointError`` where it says nothing.
 
-    Newer tools write it into ``processor_config.json``, which wins, as in the reference.
+    Newer tools write it into ``processor_config.json``, which wins, as in the reference. A key that it lacks
+    has the default of its class there. Without either file no class is named, and nothing is assumed.
     """
     newer = Section.read(directory / _NEWER_FILE, optional=True)
     if newer.has("image_processor"):
         return newer.section("image_processor")
-    return Section.read(directory / PROCESSOR_FILE, optional=True)
+    return Section.read(directory / PROCESSOR_FILE)
 
 
 def read_processing(processor: Section, *, resample: int, mean: Channels, std: Channels) -> Processing:
@@ -104,6 +105,12 @@ def read_normalisation(processor: Section, *, mean: Channels, std: Channels) -> 
     )
 
 
+def check_same(processor: Section, key: str, expected: int, *, default: int) -> None:
+    """Raise ``CheckpointError`` for a count other than ``config.json`` has; ``default`` is of the class."""
+    if (found := processor.integer(key, default)) != expected:
+        raise processor.error(key, f"must be {expected}, as in config.json, not {found}")
+
+
 def read_flag(processor: Section, key: str, default: bool) -> bool:
     """Read a flag, which is false where it is ``null``: the reference looks at its truth."""
     return processor.flag(key, False if key in processor.values else default)
@@ -112,22 +119,20 @@ def read_flag(processor: Section, key: str, default: bool) -> bool:
 def read_tiling(processor: Section, *, size: int, patch: int, crops: bool) -> Tiling:
     """Read how images become tiles of ``size`` pixels, cut into patches of ``patch``.
 
-    ``crops`` is what is done where no file says it. A file without a size has that of its class.
+    ``crops`` is what the class does where the file does not say it; its sizes are 224 pixels.
 
     Raises ``CheckpointError`` for tiles of another size.
     """
     kept, tile = size // patch * patch, {"height": size, "width": size}
-    usual = _USUAL_SIZE if processor.values else size
-    resized = _size(
-        processor, "size", {"shortest_edge": usual} if crops else {"height": usual, "width": usual}
-    )
+    square = {"height": _USUAL_SIZE, "width": _USUAL_SIZE}
+    resized = _size(processor, "size", {"shortest_edge": _USUAL_SIZE} if crops else square)
     if processor.values.get("use_square_size"):
         raise processor.error("use_square_size", "is true, which is not supported")
     if not read_flag(processor, "do_center_crop", crops):
         if resized != tile:
             raise processor.error("size", f"must be {tile}, as the positions are, not {resized}")
         return Tiling(size=size, kept=kept, shortest=None)
-    if (cropped := _size(processor, "crop_size", {"height": usual, "width": usual})) != tile:
+    if (cropped := _size(processor, "crop_size", square)) != tile:
         raise processor.error("crop_size", f"must be {tile}, as the positions are, not {cropped}")
     if resized == tile:
         return Tiling(size=size, kept=kept, shortest=None)
