@@ -1,7 +1,4 @@
-"""``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``: a flood of ``benchmarks.floods``, until killed.
-
-Writes the status of each answer to a line of standard output.
-"""
+"""``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``: a flood of ``benchmarks.floods``, until killed."""
 
 from __future__ import annotations
 
@@ -13,14 +10,9 @@ from contextlib import contextmanager
 from benchmarks.floods import FLOODS, Target
 
 
-class _Told(list[int]):
-    def __setitem__(self, status: object, number: object) -> None:
-        print(status, flush=True)
-
-
 @contextmanager
 def flooding(name: str, port: int, grpc_port: int, model: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one in a process of its own, from its first answer on."""
+    """Run one in a process of its own, once what it sends is made."""
     command = [sys.executable, "-m", __name__, name, str(port), str(grpc_port), model]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -31,10 +23,10 @@ def flooding(name: str, port: int, grpc_port: int, model: str) -> Iterator[subpr
 
 
 def main(name: str, port: str, grpc_port: str, model: str) -> None:
-    target = Target(
-        port=int(port), grpc_port=int(grpc_port), model=model, pictures=0, answers=_Told([0] * 1000)
-    )
-    FLOODS[name](target)()
+    target = Target(port=int(port), grpc_port=int(grpc_port), model=model, pictures=0, answers=[0] * 1000)
+    flood = FLOODS[name](target)
+    print("made", flush=True)
+    flood()
 
 
 if __name__ == "__main__":

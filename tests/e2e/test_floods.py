@@ -76,6 +76,7 @@ async def test_another_key_is_answered_within_a_second(
             await answered(bob, host.url)
             rest = resident_bytes(frontend_pid(url))
             with flooding(name, int(url.rpartition(":")[2]), port, MODEL) as flood:
+                await asyncio.sleep(1.0)
                 await Felt(service, bob).answers(host.url)
                 assert flood.poll() is None
             await given_back(bob, rest)

@@ -76,16 +76,21 @@ def test_millions_of_values_take_neither_time_nor_memory(
 
 
 def test_every_route_counts_before_it_parses(alone: Alone) -> None:
-    """Whatever their forms name."""
+    """Whatever their forms name; those that the model does not answer refuse a body unread."""
     paths = alone.http.get("/openapi.json").json()["paths"]
     paths = [path for path, methods in paths.items() if "post" in methods]
     assert set(LISTS) - {INFER} <= set(paths)
+    refused = 0
     for path in [*paths, INFER]:
         answer = post(alone, path, b'{"a": [%s]}' % b",".join([b"[]"] * 200_001))
+        if answer.status_code == 404:
+            refused += 1
+            continue
         assert answer.status_code in (400, 422), path
         assert "more than 200000 lists and objects" in answer.text, (path, answer.text)
         few = post(alone, path, b'{"a": [%s]}' % b",".join([b"[]"] * 199_000))
         assert "lists and objects" not in few.text, path
+    assert refused <= 4
 
 
 def test_token_ids_at_their_limits_are_read(alone: Alone) -> None:
