@@ -1,4 +1,4 @@
-"""``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``: a flood of ``benchmarks.floods``, until killed."""
+"""A flood of ``benchmarks.floods`` until killed: ``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``."""
 
 from __future__ import annotations
 
