@@ -1,4 +1,4 @@
-"""A flood of ``benchmarks.floods`` until killed: ``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``."""
+"""A flood, until it is killed: ``python -m tests.e2e.flooding NAME PORT GRPC_PORT MODEL``."""
 
 from __future__ import annotations
 
