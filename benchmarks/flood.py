@@ -281,7 +281,8 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
                 "vision": {**stage, "max_batch_cost": 28, "max_queue_cost": 4096},
                 "text": {**stage, "max_batch_cost": 16384, "max_queue_cost": 4 << 20},
                 "preprocess": "processes",
-                "preprocess_threads": 1,
+                # The least that a worker chooses; of one alone a key's turn may be a large picture away.
+                "preprocess_threads": 2,
                 "threads": 1,
             },
             worker_flags=("--multimodal-embedding-cache-capacity-gb", "0"),

@@ -436,6 +436,21 @@ def fresh_pictures(target: Target) -> Callable[[], None]:
     return _again(send, 4)
 
 
+def dear_pictures(target: Target) -> Callable[[], None]:
+    """Send pictures of a few kilobytes that take a second to decode, 12 in each of 4 requests."""
+    file = BytesIO()
+    Image.new("RGB", (9000, 9000), (1, 2, 3)).save(file, "PNG")
+    picture = file.getvalue()
+
+    def send() -> None:
+        encoded = (base64.b64encode(fresh(picture)).decode() for _ in range(12))
+        target.ask(
+            _EMBEDDINGS, inputs(*(_picture(f"data:image/png;base64,{data}") for data in encoded))(target)
+        )
+
+    return _again(send, 4)
+
+
 def nothing(_: Target) -> Callable[[], None]:
     """Send nothing."""
     return partial(time.sleep, 3600)
@@ -479,6 +494,7 @@ FLOODS: Final[dict[str, Flood]] = {
     "600 calls, gRPC": many_calls(600),
     REGIONS: in_turn(regions, 16),
     "fresh pictures": fresh_pictures,
+    "pictures that are dear to decode": dear_pictures,
 }
 """By what is sent, at once and again and again."""
 

@@ -75,3 +75,40 @@ async def test_large_blocks_are_freed_beside_the_event_loop() -> None:
     free_aside(lambda: threads.append(threading.current_thread()), 2 << 20)
     await until(lambda: len(threads) == 2)
     assert threads[1] is not threading.current_thread()
+
+
+# Threads that allocate at once, and what the C library then says of its heaps.
+THREADS = """
+import ctypes, sys, threading
+from tessera.free_memory import share_heaps
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+if sys.argv[1] == "shared":
+    share_heaps()
+together = threading.Barrier(16)
+
+def allocate() -> None:
+    together.wait()
+    libc.malloc(ctypes.c_size_t(1000))
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, file)
+libc.fflush(file)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_threads_share_a_few_heaps() -> None:
+    def heaps(*words: str) -> int:
+        command = [sys.executable, "-c", THREADS, *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return ran.stdout.count("<heap nr=")
+
+    assert heaps("shared") <= 4 < heaps("own")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.service
 KEYS = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789"}
 PLACES = 20
 ANSWER_MB = 25
+MIB = 1 << 20
 # 1.5 million token ids: 7.7 MB, 25 as estimated; for a client that reads none the system keeps 4 of them.
 LARGE = b'{"input": [%s]}' % b",".join([b"[%s]" % b",".join([b"2025"] * 500)] * 3000)
 
@@ -79,6 +80,7 @@ def test_bodies_that_never_end_leave_others_their_requests(alone: Alone) -> None
 def test_answers_that_nobody_reads_count_until_they_are_read(alone: Alone, more: str) -> None:
     rests(alone)
     unread: list[socket.socket] = []
+    rest_bytes = alone.forget_peak()
     with ExitStack() as stack:
         while len(unread) < 17:
             connection = send(alone, LARGE, length=len(LARGE), more=more)
@@ -93,6 +95,8 @@ def test_answers_that_nobody_reads_count_until_they_are_read(alone: Alone, more:
         assert answer_bytes(alone) == 13 * 16 * 1_500_000
         for _ in range(5):
             assert tokens(alone, "bob").status_code == 200
+        # Their own bound, and what reading and writing one at a time takes.
+        assert alone.peak_bytes - rest_bytes < 16 * ANSWER_MB * MIB + 128 * MIB
         # What is read is given back.
         rest = b""
         while not rest.endswith(b"]}"):

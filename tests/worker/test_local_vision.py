@@ -42,7 +42,7 @@ class Towers:
     service: EmbedService
     model: Model
 
-    def request(self, *seeds: int, seconds: float = 20.0) -> wire.EmbedRequest:
+    def request(self, *seeds: int, seconds: float = 20.0, client: str = "") -> wire.EmbedRequest:
         token = np.array([self.model.vocab_size], "<i4").tobytes()
         items = tuple(
             wire.Item(
@@ -52,11 +52,11 @@ class Towers:
             )
             for index, seed in enumerate(seeds)
         )
-        return wire.EmbedRequest(request_id="r", items=items, timeout_ms=int(seconds * 1e3))
+        return wire.EmbedRequest(request_id="r", items=items, timeout_ms=int(seconds * 1e3), client=client)
 
-    async def lengths(self, *seeds: int, seconds: float = 20.0) -> list[float]:
+    async def lengths(self, *seeds: int, seconds: float = 20.0, client: str = "") -> list[float]:
         """The lengths that the towers gave the images' rows."""
-        reply = await self.service.handle(self.request(*seeds, seconds=seconds))
+        reply = await self.service.handle(self.request(*seeds, seconds=seconds, client=client))
         assert isinstance(reply, wire.EmbedReply) and not reply.failures
         rows = np.frombuffer(reply.outputs[0].rows, np.float32).reshape(len(seeds), reply.outputs[0].width)
         np.testing.assert_allclose(rows, 1 / np.sqrt(reply.outputs[0].width), rtol=1e-5)
@@ -142,7 +142,8 @@ async def test_no_row_in_the_cache_keeps_those_of_its_batch(towers: Towers) -> N
 async def test_rows_go_where_they_are_wanted(towers: Towers) -> None:
     """In one batch, into memory of the caller and into the stage's own."""
     request = towers.request(1, 2, 3)
-    images = [await towers.stage.preprocess(item.images[0]) for item in request.items]  # type: ignore[arg-type]
+    files = [item.images[0] for item in request.items]
+    images = [await towers.stage.preprocess(file, request) for file in files]  # type: ignore[arg-type]
     placed = torch.empty(1, towers.model.output.width)
     places = (None, placed, None)
     found = await asyncio.gather(
@@ -163,6 +164,27 @@ async def test_an_image_that_nobody_waits_for_is_not_decoded(towers: Towers) -> 
     held.gate.set()
     assert await first + await last == pytest.approx([towers.length(1), towers.length(3)], rel=1e-5)
     assert held.decoded == [png(1), png(3)]
+
+
+async def test_pictures_are_decoded_in_turns_by_key(towers: Towers) -> None:
+    """Another key's is at latest the third of 49; of what is late, or of who has left, nothing is."""
+    towers.stage._decoder = held = HeldDecoder(towers.model)
+    alice = [
+        asyncio.ensure_future(towers.lengths(*range(12 * at + 1, 12 * at + 13), client="alice"))
+        for at in range(3)
+    ]
+    late = asyncio.ensure_future(towers.lengths(*range(37, 49), seconds=0.2, client="alice"))
+    await asyncio.to_thread(held.entered.acquire)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    bob = asyncio.ensure_future(towers.lengths(99, client="bob"))
+    await until(lambda: towers.stage._threads.turns.waiting == 36)
+    alice[2].cancel()
+    held.gate.set()
+    assert await bob == pytest.approx([towers.length(99)], rel=1e-5)
+    await asyncio.gather(*alice[:2])
+    assert held.decoded.index(png(99)) <= 2
+    assert set(held.decoded) == {png(seed) for seed in (*range(1, 25), 99)}
 
 
 async def test_a_deadline_ends_its_own_request_alone(towers: Towers) -> None:

@@ -36,6 +36,22 @@ async def test_the_sum_of_each_query_rows_best_match(query: int, rows: int, widt
         computing.close()
 
 
+async def test_scores_are_computed_in_turns_by_key() -> None:
+    random, computing, order = np.random.default_rng(0), MaxSim(), list[str]()
+    asked, found = unit(random, 30, 128), unit(random, 20_000, 128)
+
+    async def score(client: str) -> None:
+        await computing.score(asked, found, client)
+        order.append(client)
+
+    try:
+        await asyncio.gather(*map(score, ["alice"] * 20 + ["bob"]))
+    finally:
+        computing.close()
+    # On the other thread, beside the first.
+    assert order.index("bob") < 3
+
+
 def test_no_row_of_padding_counts() -> None:
     """With every dot product below zero, a row of zeros beside them would be the best match."""
     query = np.array([[1.0, 0.0]], np.float32)

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tessera.budgets import FairQueue
 
@@ -37,12 +36,14 @@ class Turns:
     """Admits at most ``slots`` pieces of work at a time; the rest waits in a ``FairQueue``.
 
     A named client holds at most a quarter, rounded up, of the slots that the others leave free. One alone
-    therefore leaves three quarters to those who come later, however long its work takes. Unnamed clients
-    (``""``) are not told apart and share the whole. Owned by one event loop.
+    therefore leaves three quarters to those who come later, however long its work takes. With ``spare`` it
+    holds all but so many of them, and one at least: for work that ends soon. Unnamed clients (``""``) are not
+    told apart and share the whole. Owned by one event loop.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, spare: int | None = None) -> None:
         self._slots = slots
+        self._spare = spare
         self._held: Counter[str] = Counter()
         self._numbers = count()
         # By client, the heap of its turns behind the one that is in the queue.
@@ -120,7 +121,9 @@ class Turns:
         if client in self._offered:
             return False
         held = self._held[client]
-        return not client or held < -(-(self._slots - self.used + held) // _SHARE)
+        free = self._slots - self.used + held
+        share = -(-free // _SHARE) if self._spare is None else max(1, free - self._spare)
+        return not client or held < share
 
     def _offer(self, client: str) -> None:
         """Put the client's next turn into the queue; a second one would wait there for its share."""
@@ -200,12 +203,17 @@ class Threads:
     """Runs functions on at most ``count`` threads of its own, by turns.
 
     A running thread cannot be cancelled: its slot is given back when the function has returned, while the
-    caller is gone at once. Work that takes long is therefore run in pieces, one turn each.
+    caller is gone at once. Work that takes long is therefore run in pieces, one turn each. The threads are
+    those of ``pool`` where it is given; ``spare`` is that of ``Turns``. Owned by one event loop.
     """
 
-    def __init__(self, count: int, name: str) -> None:
-        self.turns = Turns(count)
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+    def __init__(
+        self, count: int, name: str, pool: ThreadPoolExecutor | None = None, *, spare: int | None = None
+    ) -> None:
+        self.turns = Turns(count, spare)
+        self._pool = pool or ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._ended: deque[tuple[str, asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._telling = False
 
     async def run(
         self,
@@ -218,23 +226,48 @@ class Threads:
     ) -> T:
         """Return the result of ``work``, which runs in the context of the caller; the rest as in ``take``."""
         await self.turns.take(client, size=size, priority=priority, place=place)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
         try:
-            # With the context of the request, for its spans.
-            run = partial(copy_context().run, work)
-            running = asyncio.get_running_loop().run_in_executor(self._executor, run)
+            # With the context of the request, for its spans and its lines of the log.
+            self._pool.submit(copy_context().run, self._run, work, client, loop, result)
         except BaseException:
             self.turns.give(client)
             raise
+        return await result
 
-        def ended(running: asyncio.Future[T]) -> None:
+    def _run(
+        self, work: Callable[[], T], client: str, loop: asyncio.AbstractEventLoop, result: asyncio.Future[T]
+    ) -> None:
+        """Work on a thread; the loop is told once of all that has ended by then.
+
+        A thread that tells it gives the interpreter's lock up, and beside a busy loop waits for a millisecond
+        to have it back.
+        """
+        made, error = None, None
+        try:
+            made = work()
+        except BaseException as raised:
+            error = raised
+        self._ended.append((client, result, made, error))
+        if not self._telling:
+            self._telling = True
+            loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        # Before it looks: who comes now tells once more.
+        self._telling = False
+        while self._ended:
+            client, result, made, error = self._ended.popleft()
             self.turns.give(client)
-            if not running.cancelled():
-                # asyncio logs an error that nobody retrieves, as when the caller has gone.
-                running.exception()
-
-        running.add_done_callback(ended)
-        return await asyncio.shield(running)
+            if result.done():
+                # The caller has gone.
+                continue
+            if error is None:
+                result.set_result(made)
+            else:
+                result.set_exception(error)
 
     def close(self) -> None:
         """Let the threads end behind the work that they are at."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)

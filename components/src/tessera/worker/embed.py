@@ -429,7 +429,8 @@ class RequestInFlight:
             raise _fault(output)
         held = rows.held().values
         # A client's own token ids may be such that no row is left.
-        score = await max_sim.score(self._queries[item.query], held) if len(held) else 0.0
+        query, client = self._queries[item.query], self._request.client
+        score = await max_sim.score(query, held, client) if len(held) else 0.0
         return Rows(np.full((1, 1), score, np.float32), np.arange(2), np.ones(1, np.float32))
 
     async def _vision(self, item: wire.Item) -> Embedded:

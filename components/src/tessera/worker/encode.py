@@ -96,7 +96,7 @@ class EncodeService:
             self._metrics.items.labels("encode", outcome).inc()
 
     async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
-        image = await self._stage.preprocess(request.image)
+        image = await self._stage.preprocess(request.image, request)
         # Shorter than the request's own time, so that a full slab is reported as such.
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
         with tracing.span("slab"):

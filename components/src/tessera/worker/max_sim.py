@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.engine.lanes import threads_of
+from tessera.turns import Threads
 
 # Products of a query's rows with so many of a document's at a time: 34 MB for a query of 1,024 tokens.
 _BLOCK_ROWS: Final = 8192
@@ -36,15 +37,17 @@ def max_sim(query: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> fl
 
 
 class MaxSim:
-    """Computes ``max_sim``, on threads of its own where it takes long."""
+    """Computes ``max_sim``, on threads of its own where it takes long, in turns by client."""
 
     def __init__(self) -> None:
-        self._threads = threads_of([1] * _THREADS, "max-sim")
+        self._threads = Threads(_THREADS, "max-sim", threads_of([1] * _THREADS, "max-sim"))
 
-    async def score(self, query: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> float:
+    async def score(
+        self, query: npt.NDArray[np.float32], rows: npt.NDArray[np.float32], client: str = ""
+    ) -> float:
         if query.size * len(rows) <= _INLINE:
             return max_sim(query, rows)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, max_sim, query, rows)
+        return await self._threads.run(partial(max_sim, query, rows), client)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
