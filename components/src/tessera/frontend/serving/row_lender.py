@@ -11,30 +11,27 @@ import msgspec
 
 from tessera import wire
 from tessera.transport.host import host_id
-from tessera.transport.landing import Landing, Landings
-from tessera.transport.lending import Lender
+from tessera.transport.lending import Lender, Loan
 
 log = logging.getLogger(__name__)
 
-# After a worker on this host could not map what was lent to it, rows go into the messages for so long.
+# After a worker on this host could not reach what was lent to it, rows go into the messages for so long.
 _NOT_LENT_SECONDS = 60.0
 
 
 class RowLender:
-    """Replaces rows in messages by handles to memory of this process, for workers on this host.
+    """Lends memory of this process to workers on this host, in place of rows in messages.
 
-    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already, or as
-    many are there for replies.
+    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already.
     """
 
     def __init__(self, producer: str, *, capacity: int) -> None:
         self._lender = Lender(producer, capacity=capacity)
-        self._landings = Landings(producer, capacity=capacity)
         self._paused_until = 0.0
 
     @property
     def lent(self) -> int:
-        """Bytes that workers may be reading now."""
+        """Bytes of memory that is lent now, or has a reply in it that is in use."""
         return self._lender.lent
 
     def lend(
@@ -48,23 +45,16 @@ class RowLender:
             for item in items
         ]
 
-    def landing(
-        self, rows: int, width: int, writer: wire.WorkerInfo | None, loans: ExitStack
-    ) -> Landing | None:
-        """Return memory where a worker writes float32 ``[rows, width]``; None where they come in its reply.
+    def landing(self, nbytes: int, writer: wire.WorkerInfo | None, loans: ExitStack) -> Loan | None:
+        """Lend memory that a worker writes so many bytes of rows to; None where they come in its reply."""
+        loan = self._lender.landing(nbytes) if self._reaches(writer) else None
+        if loan is not None:
+            loans.callback(loan.close)
+        return loan
 
-        What is left of it when ``loans`` are closed is gone.
-        """
-        if not self._reaches(writer):
-            return None
-        landing = self._landings.take(rows, width)
-        if landing is not None:
-            loans.callback(landing.close)
-        return landing
-
-    def unreadable(self, reader: wire.WorkerInfo | None) -> None:
+    def unreachable(self, worker: wire.WorkerInfo | None) -> None:
         """A worker could not reach what was lent to it."""
-        if self._reaches(reader):
+        if self._reaches(worker):
             self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
             log.warning("a worker on this host could not reach lent rows; they go into messages for a while")
 
@@ -75,8 +65,8 @@ class RowLender:
     def _lent(self, rows: wire.Image | wire.Embeddings, loans: ExitStack) -> wire.Image | wire.Embeddings:
         if isinstance(rows, wire.Image) or not rows.handle.data:
             return rows
-        loan = self._lender.lend(rows.handle)
+        loan = self._lender.take(rows.handle.shape, rows.handle.dtype)
         if loan is None:
             return rows
         loans.callback(loan.close)
-        return msgspec.structs.replace(rows, handle=loan.handle, slab=loan.info)
+        return msgspec.structs.replace(rows, handle=loan.lease(rows.handle), slab=loan.info)
