@@ -14,7 +14,6 @@ from tessera.engine.batch import TextBatch
 from tessera.engine.settings import EngineSettings
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
-from tessera.frontend.serving.row_lender import RowLender
 from tessera.launched import Launched
 from tessera.models import Model
 from tessera.models.base import Output, OutputKind, Outputs
@@ -76,7 +75,7 @@ class Pair:
         await deployment.serve(self.handle)
         client = await Client.connect(deployment.runtime(), deployment.address)
         self.peers = Peers(client, lambda _: None)
-        metrics, lender = FrontendMetrics().of("m"), RowLender("frontend-1", capacity=4 << 20)
+        metrics, lender = FrontendMetrics().of("m"), Lender("frontend-1", capacity=4 << 20)
         self.dispatcher = Dispatcher(self.peers, Router(), metrics, Outputs([OUTPUT]), lender=lender)
         await until(lambda: len(self.peers.ready) == 1)
 

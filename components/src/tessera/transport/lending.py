@@ -10,20 +10,30 @@ writing to.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import secrets
+import time
 import weakref
 from collections import deque
 from typing import Final
 
+import msgspec
+
+from tessera.transport.host import host_id
 from tessera.transport.slab.geometry import MAX_LEASE, Geometry, decode_address, slab_info
 from tessera.transport.slab.memory import HostMemory, ShmAddress, fence
-from tessera.wire import Handle, SlabInfo
+from tessera.wire import Handle, SlabInfo, WorkerInfo
+
+log = logging.getLogger(__name__)
 
 KIND: Final = "shm"
 # Long replies differ in their rows: memory for one serves others of about its size.
 _STEP_BYTES: Final = 1 << 20
 # After each half of what is free is let go: an idle process keeps none.
 _KEPT_SECONDS: Final = 30.0
+# After a worker on this host could not reach what was lent to it, rows go into the messages for so long.
+_NOT_LENT_SECONDS: Final = 60.0
 
 
 def inline_handle(data: bytes, *, shape: tuple[int, int], dtype: str) -> Handle:
@@ -56,14 +66,9 @@ class Loan:
         lease = secrets.randbelow(MAX_LEASE) + 1
         fence()
         self._memory.lease[0] = lease
-        return Handle(
-            kind=KIND,
-            producer=self.info.producer,
-            slab=self.info.slab,
-            offset=0,
-            shape=rows.shape,
-            dtype=rows.dtype,
-            lease=lease,
+        own = self.info
+        return msgspec.structs.replace(
+            rows, kind=KIND, producer=own.producer, slab=own.slab, lease=lease, data=b""
         )
 
     def landed(self, nbytes: int) -> memoryview:
@@ -90,6 +95,7 @@ class Loan:
 class Lender:
     """Lends at most ``capacity`` bytes at a time, and keeps for a while what replies have landed in.
 
+    What is lent is the peer's to reach by this process's descriptors, so both must be one host's.
     To write 13 MB into new memory takes 12 ms of a processor, into what is there already 4. Owned by one
     event loop, but for ``free``: what is there and not in use.
     """
@@ -100,6 +106,18 @@ class Lender:
         self._capacity = capacity
         self._nbytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._paused_until = -math.inf
+
+    def reaches(self, worker: WorkerInfo | None) -> bool:
+        """Whether a worker can have memory of this process, as far as is known."""
+        here = worker is not None and worker.host == host_id()
+        return here and time.monotonic() >= self._paused_until
+
+    def unreachable(self, worker: WorkerInfo | None) -> None:
+        """A worker could not reach what was lent to it."""
+        if self.reaches(worker):
+            self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
+            log.warning("a worker on this host could not reach lent rows; they go into messages for a while")
 
     @property
     def lent(self) -> int:
@@ -113,10 +131,7 @@ class Lender:
         return self.take((-(-nbytes // _STEP_BYTES), _STEP_BYTES // 4), "float32")
 
     def take(self, shape: tuple[int, int], dtype: str) -> Loan | None:
-        """Lend memory for rows of a shape; None where they do not fit beside what is in use.
-
-        It is the peer's to reach by this process's descriptors, so both must be one host's.
-        """
+        """Lend memory for rows of a shape; None where they do not fit beside what is in use."""
         rows, width = shape
         geometry = Geometry(capacity_rows=rows, block_rows=rows, row_width=width, dtype=dtype)
         for _ in range(len(self.free)):

@@ -203,12 +203,16 @@ class RequestInFlight:
                 return
             self._next += 1
         if not self._running:
-            if (into := self._request.into) is None:
-                self._reply(self._answer())
-            else:
-                service = self._service
-                running = service.loop.run_in_executor(service.aside, self._landed, into)
-                running.add_done_callback(self._ended_aside)
+            if self._request.into is not None:
+                return self._answer_aside(self._request.into)
+            reply = self._answer()
+            self._end()
+            self.reply.set_result(reply)
+
+    def _answer_aside(self, into: wire.SlabInfo) -> None:
+        service = self._service
+        running = service.loop.run_in_executor(service.aside, self._landed, into)
+        running.add_done_callback(self._ended_aside)
 
     def _landed(self, into: wire.SlabInfo) -> wire.EmbedReply:
         """Return the reply, the rows of a lone output in the caller's memory; on a thread.
@@ -233,11 +237,8 @@ class RequestInFlight:
         if error is not None:
             self._fail(error)
         else:
-            self._reply(running.result())
-
-    def _reply(self, reply: wire.EmbedReply) -> None:
-        self._end()
-        self.reply.set_result(reply)
+            self._end()
+            self.reply.set_result(running.result())
 
     def _begin(self, index: int, item: wire.Item) -> None:
         """Queue an input, or begin a task for it; raises ``Overloaded`` and what else befalls the request."""

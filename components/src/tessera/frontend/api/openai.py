@@ -77,8 +77,8 @@ from tessera.frontend.api.formats import (
     base64_text,
     convert,
     finish,
+    json_list,
     json_matrix,
-    json_object_with,
     matrices,
     numbers,
 )
@@ -722,8 +722,8 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
         entries = row_entries(values, bounds, request, key)
         data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
         put_errors(data, result, key)
-    content = json_object_with(head, "data", data, {"usage": usage_object(result.usage)}, width=width)
-    return ResponseBody(content=content, media_type="application/json", headers={})
+    usage = usage_object(result.usage)
+    return ResponseBody.of_json({**head, "data": json_list(data, width), "usage": usage})
 
 
 def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ from tessera.errors import (
 )
 from tessera.frontend.media.loader import Hold, unbounded
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
+from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Salt:
 
 
 NO_SALT: Final = Salt()
-NO_LENDER: Final = RowLender("", capacity=0)
+NO_LENDER: Final = Lender("", capacity=0)
 
 _NO_TIMINGS: Final = wire.Timings()
 
@@ -202,8 +202,8 @@ _NO_PARTS: Final[Mapping[_Part, int]] = {}
 class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
-    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them, images
-    and queries, of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
+    ``nbytes`` are those of their rows. ``parts`` are what travels once for all of them, images and queries,
+    of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
     """
 
     instance: int
@@ -213,10 +213,6 @@ class _Share(msgspec.Struct):
     part_bytes: int = 0
     parts: set[_Part] = set()
     lent: bool = False
-
-    @property
-    def row_bytes(self) -> int:
-        return self.nbytes - self.part_bytes
 
     def is_full_for(self, parts: Mapping[_Part, int], more: int) -> bool:
         """Whether an item of these parts, ``more`` bytes in all, has none of them here, and is too much."""
@@ -261,7 +257,7 @@ class Dispatcher:
         metrics: ModelMetrics,
         outputs: Outputs,
         *,
-        lender: RowLender = NO_LENDER,
+        lender: Lender = NO_LENDER,
         wait_seconds: float = 30.0,
     ) -> None:
         self._peers = peers
@@ -335,14 +331,14 @@ class Dispatcher:
             share = open_.get(instance)
             nbytes = request.nbytes(index)
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
-            full = share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES
+            full = share is None or share.nbytes + share.part_bytes + nbytes + more > _MAX_MESSAGE_BYTES
             if share is None or full or (more and share.is_full_for(parts, more)):
                 share = open_[instance] = _Share(instance)
                 shares.append(share)
                 more = sum(parts.values())
             share.indices.append(index)
             share.tokens += item.token_count
-            share.nbytes += nbytes + more
+            share.nbytes += nbytes
             share.part_bytes += more
             share.parts.update(parts)
         return shares
@@ -363,7 +359,7 @@ class Dispatcher:
             try:
                 left = call.deadline.left()
                 message = call.message(items, left)
-                if share.row_bytes < _LANDED_BYTES or len(request.outputs) > 1:
+                if share.nbytes < _LANDED_BYTES or len(request.outputs) > 1:
                     reply = await self._peers.call(share.instance, message, timeout=left)
                 else:
                     reply = await self._landed(share, message, left, loans)
@@ -378,8 +374,9 @@ class Dispatcher:
     ) -> wire.Reply:
         """Call a worker, which writes the rows to memory of this process if it can."""
         worker = self._peers.ready.get(share.instance)
-        landing = self._lender.landing(share.row_bytes, worker, loans)
+        landing = self._lender.landing(share.nbytes) if self._lender.reaches(worker) else None
         if landing is not None:
+            loans.callback(landing.close)
             message = msgspec.structs.replace(message, into=landing.info)
         reply = await self._peers.call(share.instance, message, timeout=left)
         if landing is None or not isinstance(reply, wire.EmbedReply) or len(reply.outputs) != 1:
@@ -416,13 +413,29 @@ class Dispatcher:
             items = list(_without_repeats(items))
         images = [image for item in items for image in item.images]
         if any(isinstance(image, wire.Embeddings) and image.handle.data for image in images):
-            share.lent = True
-            items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
+            share.lent = self._lender.reaches(self._peers.ready.get(share.instance))
+        if share.lent:
+            items = [
+                msgspec.structs.replace(
+                    item, images=tuple([self._lent(image, loans) for image in item.images])
+                )
+                for item in items
+            ]
         if call.queries:
             numbers = {number: place for place, number in enumerate(sorted({item.query for item in items}))}
             call = msgspec.structs.replace(call, queries=[call.queries[number] for number in numbers])
             items = [msgspec.structs.replace(item, query=numbers[item.query]) for item in items]
         return items, call
+
+    def _lent(self, rows: wire.Image | wire.Embeddings, loans: ExitStack) -> wire.Image | wire.Embeddings:
+        """Lend a client's own rows until ``loans`` are closed, where there is room for them."""
+        if isinstance(rows, wire.Image) or not rows.handle.data:
+            return rows
+        loan = self._lender.take(rows.handle.shape, rows.handle.dtype)
+        if loan is None:
+            return rows
+        loans.callback(loan.close)
+        return msgspec.structs.replace(rows, handle=loan.lease(rows.handle), slab=loan.info)
 
 
 def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
