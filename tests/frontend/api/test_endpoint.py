@@ -19,6 +19,7 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
+from tessera.frontend.settings import Limits
 from tests.waiting import until
 
 LIMIT = 1000
@@ -35,9 +36,10 @@ class Reading:
 
         @app.post("/")
         async def read(request: Request) -> Response:
-            Exchange.open(request.scope)
+            exchange = Exchange.open(request.scope)
+            limits = Limits(max_body_bytes=self.limit, timeout_seconds=self.seconds)
             try:
-                return Response(await read_body(request, limit=self.limit, timeout=self.seconds))
+                return Response(await read_body(request, exchange, limits))
             except TesseraError as error:
                 self.errors.append(error)
                 return failure_response(render(error))

@@ -73,7 +73,7 @@ LARGE_BODY_BYTES: Final = 1 << 20
 """Bodies beyond this are parsed on a thread: a megabyte of token ids takes 50 ms."""
 
 
-async def _read_body(request: Request, exchange: Exchange, limits: Limits) -> bytes:
+async def read_body(request: Request, exchange: Exchange, limits: Limits) -> bytes:
     """Read the whole body, of at most as many bytes and within the time that a request may have.
 
     A compressed body is refused: how large it becomes is known only after it has been decompressed.
@@ -591,7 +591,7 @@ class Endpoint:
     async def _body(self, http: Request, exchange: Exchange) -> bytes:
         if exchange.body is None:
             with tracing.span("read body") as span:
-                exchange.body = await _read_body(http, exchange, self._limits)
+                exchange.body = await read_body(http, exchange, self._limits)
                 span.set_attribute("http.request.body.size", len(exchange.body))
         return exchange.body
 
