@@ -35,9 +35,7 @@ class _Joint:
         self._ready: dict[int, wire.Reply] = {}
         self._running: dict[int, asyncio.Future[wire.Reply]] = {}
         self._woken: asyncio.Future[None] | None = None
-        # Long replies, which are in flight until they are sent.
         self._cut: list[Cut] = []
-        self._numbers = count()
         for position, request in enumerate(calls.requests):
             key = calls.caller, calls.first + position
             reply = self._running[position] = server.running[key] = server.begin(request)
@@ -55,7 +53,7 @@ class _Joint:
                 if len(payload) <= PIECE_BYTES:
                     yield payload
                 else:
-                    self._cut.append(Cut(next(self._numbers), payload))
+                    self._cut.append(Cut(next(self._server.numbers), payload))
                     self._server.under_way += 1
                 del payload
             elif self._cut:
@@ -115,6 +113,8 @@ class Server:
         self._runtime = runtime
         self.running: dict[tuple[int, int], asyncio.Future[wire.Reply]] = {}
         self.under_way = 0
+        # Of long replies.
+        self.numbers = count()
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._missing = 0

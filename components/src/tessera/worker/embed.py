@@ -160,8 +160,7 @@ class RequestInFlight:
         self._cached = [0] * len(request.items)
         self._timings: wire.Timings | None = None
         self._running: dict[int, Entry[PackedInput, Rows] | asyncio.Task[Embedded]] = {}
-        self._size = 0
-        self._next = 0
+        self._size = self._next = 0
         self._admitted = False
         self._timer: asyncio.TimerHandle | None = None
         self._images: RequestImages | None = None

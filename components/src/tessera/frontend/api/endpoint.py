@@ -441,12 +441,12 @@ class Endpoint:
         served, task = await self.read(http, translate, choice)
         call = self.call(exchange, task.request, served.served)
         result = await exchange.departure.during(task.run(served, exchange, call, self._limits))
-        timings = result.timings
-        note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
+        used = result.usage
+        note(tokens=used.total_tokens, cached_tokens=used.cached_tokens, **result.timings.spent())
         body = await self._written(served, task, result, exchange)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
-            headers |= _timings(timings)
+            headers |= _timings(result.timings)
         if isinstance(body.content, tuple):
             return InPieces(body.content, media_type=body.media_type, headers=headers)
         return Response(body.content, media_type=body.media_type, headers=headers)

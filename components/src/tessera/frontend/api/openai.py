@@ -77,6 +77,7 @@ from tessera.frontend.api.formats import (
     base64_text,
     convert,
     finish,
+    json_content,
     json_list,
     json_matrix,
     matrices,
@@ -722,8 +723,8 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
         entries = row_entries(values, bounds, request, key)
         data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
         put_errors(data, result, key)
-    usage = usage_object(result.usage)
-    return ResponseBody.of_json({**head, "data": json_list(data, width), "usage": usage})
+    content = json_content({**head, "data": json_list(data, width), "usage": usage_object(result.usage)})
+    return ResponseBody(content=content, media_type="application/json", headers={})
 
 
 def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -> list[dict[str, Any]]:
