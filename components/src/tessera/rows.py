@@ -143,8 +143,7 @@ class Rows:
         None where all rows are sound. The squares of a row longer than 1.8e19 overflow float32: scaled by
         that, it is zeros.
         """
-        # Most requests have one row: 2 µs for 2,048 values, 9 by the other way, of some 650 in all.
-        # ``np.dot`` would warn of values that are not finite.
+        # Most requests have one row: 2 µs for 2,048 values, 9 by the other way. ``np.dot`` would warn of NaN.
         alone = unit_length and len(self.values) == 1 and math.isfinite(self.norms[0])
         if alone and abs(float(np.vdot(self.values, self.values)) - 1) <= _TOLERANCE:
             return None

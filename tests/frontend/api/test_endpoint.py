@@ -19,7 +19,6 @@ from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
-from tessera.frontend.settings import Limits
 from tests.waiting import until
 
 LIMIT = 1000
@@ -36,10 +35,9 @@ class Reading:
 
         @app.post("/")
         async def read(request: Request) -> Response:
-            exchange = Exchange.open(request.scope)
-            limits = Limits(max_body_bytes=self.limit, timeout_seconds=self.seconds)
+            Exchange.open(request.scope)
             try:
-                return Response(await read_body(request, exchange, limits))
+                return Response(await read_body(request, limit=self.limit, timeout=self.seconds))
             except TesseraError as error:
                 self.errors.append(error)
                 return failure_response(render(error))

@@ -73,20 +73,21 @@ LARGE_BODY_BYTES: Final = 1 << 20
 """Bodies beyond this are parsed on a thread: a megabyte of token ids takes 50 ms."""
 
 
-async def read_body(request: Request, exchange: Exchange, limits: Limits) -> bytes:
-    """Read the whole body, of at most as many bytes and within the time that a request may have.
+async def read_body(request: Request, limit: int, timeout: float) -> bytes:
+    """Read the whole body, of at most ``limit`` bytes and within ``timeout`` seconds.
 
     A compressed body is refused: how large it becomes is known only after it has been decompressed.
     """
+    exchange = exchange_of(request.scope)
     if exchange.headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
         raise UnsupportedMedia("the body must be sent as it is, without a Content-Encoding")
     if request.scope["state"].get("whole", False):
         # Most bodies come with their heads, and need no clock and no account.
         body, _ = await _part(request)
     else:
-        body = await _arriving(request, exchange, limits.max_body_bytes, limits.timeout_seconds)
-    if len(body) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes)
+        body = await _arriving(request, exchange, limit, timeout)
+    if len(body) > limit:
+        raise _too_large(limit)
     exchange.body_bytes = len(body)
     return body
 
@@ -237,8 +238,9 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
         inputs = self.request.inputs
         if len(inputs) > 1:
             self._size(served.served, limits.max_response_bytes)
-        images, outputs = sum([len(entry.images) for entry in inputs]), ",".join(self.request.outputs)
-        note(inputs=len(inputs), images=images, outputs=outputs or None)
+        note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
+        if self.request.outputs:
+            note(outputs=",".join(self.request.outputs))
         work = await served.pipeline.prepare(self.request, call)
         cost = work.cost
         if work.good:
@@ -462,12 +464,11 @@ class Endpoint:
         def parse() -> tuple[ServedModel, T]:
             with tracing.span("parse"):
                 parsed = self._parsed(exchange)
+                exchange.body = None
                 served = self.choose(exchange, parsed, choice)
                 return served, translate(parsed, served.served)
 
-        read = await self._turns.run(parse, exchange.client)
-        exchange.body = None
-        return read
+        return await self._turns.run(parse, exchange.client)
 
     async def _read_large(
         self, exchange: Exchange, translate: Callable[[Json, Served], T], choice: Choice
@@ -590,8 +591,9 @@ class Endpoint:
 
     async def _body(self, http: Request, exchange: Exchange) -> bytes:
         if exchange.body is None:
+            limits = self._limits
             with tracing.span("read body") as span:
-                exchange.body = await read_body(http, exchange, self._limits)
+                exchange.body = await read_body(http, limits.max_body_bytes, limits.timeout_seconds)
                 span.set_attribute("http.request.body.size", len(exchange.body))
         return exchange.body
 
