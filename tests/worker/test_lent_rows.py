@@ -15,12 +15,11 @@ from tessera import wire
 from tessera.errors import TransportUnavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
-from tessera.frontend.serving.row_lender import RowLender
 from tessera.models.base import Output, OutputKind, Outputs
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.host import host_id
-from tessera.transport.lending import inline_handle
+from tessera.transport.lending import Lender, inline_handle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
 from tests.rpc.conftest import INFO, Deployment
@@ -47,7 +46,7 @@ class Reading:
         self.rows = PrecomputedRows("w", row_width=WIDTH, dtype="float32", metrics=self.metrics)
         self.kinds: list[str] = []
         self.refuse: set[str] = set()
-        self.lender = RowLender("frontend-1", capacity=1000)
+        self.lender = Lender("frontend-1", capacity=1000)
         self.gate = asyncio.Event()
         self.gate.set()
 

@@ -347,7 +347,10 @@ class Picture:
         opened, self._opened = self._opened, None
         if opened is None and (decoded := plain_jpeg_image(self.data, self.size)) is not None:
             return decoded
-        with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
+        return self._by_pillow(opened or open_image(self.data, param=self.param))
+
+    def _by_pillow(self, opened: ImageFile.ImageFile) -> Image.Image:
+        with image_errors(self.param), opened as image:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
             if image.format == "PNG" and image.info.get("default_image"):

@@ -237,7 +237,7 @@ class OutputRows(Message, frozen=True, kw_only=True):
 
     Float32 ``[rows, width]``. ``norms``, float32 ``[rows]``, says how long the model had made the rows, where
     they are scaled to unit length, and is 1 elsewhere. ``indices``, int32 ``[rows]``, is as in ``Rows``, and
-    empty where there are none. ``rows`` is empty where they are ``placed`` in the caller's memory.
+    empty where there are none. ``rows`` is empty where they are in the caller's memory.
     """
 
     # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
@@ -245,7 +245,6 @@ class OutputRows(Message, frozen=True, kw_only=True):
     norms: memoryview
     width: int
     indices: memoryview = memoryview(b"")
-    placed: bool = False
 
     @property
     def size(self) -> int:

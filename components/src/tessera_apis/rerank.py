@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.body import Flag, Form, Kind, about, several, unread, whole
-from tessera.frontend.api.endpoint import DENSE, TranslatedScores
+from tessera.frontend.api.endpoint import DENSE, Choice, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
@@ -189,7 +189,7 @@ def _answer(path: str) -> Schema:
 def _routes(service: Service) -> list[ApiRoute]:
     async def rerank(request: Request) -> Response:
         translate = partial(_translate, exchange_of(request.scope))
-        return await service.endpoint.answer(request, translate, kinds=DENSE, first=OutputKind.SCORE)
+        return await service.endpoint.answer(request, translate, Choice(DENSE, OutputKind.SCORE))
 
     summary = "Order documents by their relevance to a query"
     return [ApiRoute(path, rerank, summary=summary, described=_described(path)) for path in (V1, V2, BARE)]

@@ -39,6 +39,7 @@ from tessera.frontend.api.endpoint import (
     SPARSE,
     TOKEN_VECTORS,
     VECTORS,
+    Choice,
     Translated,
     TranslatedScores,
 )
@@ -349,8 +350,8 @@ def _routes(service: Service) -> list[ApiRoute]:
 
     async def own(request: Request) -> Response:
         if await _asks_for_scores(service, request):
-            return await endpoint.answer(request, parse_rerank, kinds=DENSE, first=OutputKind.SCORE)
-        return await endpoint.answer(request, partial(_translate, EMBED, OutputKind.VECTOR))
+            return await endpoint.answer(request, parse_rerank, Choice(DENSE, OutputKind.SCORE))
+        return await endpoint.answer(request, partial(_translate, EMBED, OutputKind.VECTOR), Choice(VECTORS))
 
     async def info(request: Request) -> Response:
         """Null for what is not known here."""

@@ -137,7 +137,9 @@ class FrontendMetrics:
 
     def watch_lent_rows(self, nbytes: Ask) -> None:
         self._gauges.watch(
-            "tessera_lent_bytes", "Bytes of clients' own vision rows that workers may read", nbytes
+            "tessera_lent_bytes",
+            "Bytes lent to workers: clients' own vision rows, long replies in use",
+            nbytes,
         )
 
     def watch_admission(self, admission: Admission) -> None:

@@ -30,7 +30,6 @@ from tessera.frontend.serving.long_texts import LongTexts
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
-from tessera.frontend.serving.row_lender import RowLender
 from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.serving.towers import TowersDispatcher
 from tessera.frontend.settings import FrontendSettings
@@ -40,11 +39,13 @@ from tessera.models.base import OutputKind, Outputs, chunks_of, outputs_of, unli
 from tessera.models.declared import assumed, declared_of, pooling_modes
 from tessera.rpc import Check, Client, Peers, Runtime
 from tessera.tasks import KEEPER
+from tessera.transport.lending import Lender
 from tessera.turns import Threads
 
 log = logging.getLogger(__name__)
 
-# Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
+# Of memory lent to workers at a time, for clients' own vision rows and for long replies; beyond it they go
+# into the messages.
 _LENT_BYTES: Final = 512 << 20
 
 # Of clients' names for images, for each frontend of a group: 40,000 of them.
@@ -94,7 +95,7 @@ class Service:
         names = None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
         self._known = KnownMedia(shared=names)
         self.metrics = FrontendMetrics(seat)
-        self._lender = lender = RowLender(name, capacity=_LENT_BYTES)
+        self._lender = lender = Lender(name, capacity=_LENT_BYTES)
         self.metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
         self._key_names = [key.name for key in access.keys] or [ANONYMOUS]
         if len(self._key_names) > MOST_KEYS:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from tessera import wire
@@ -34,7 +35,7 @@ class _Joint:
         self._ready: dict[int, wire.Reply] = {}
         self._running: dict[int, asyncio.Future[wire.Reply]] = {}
         self._woken: asyncio.Future[None] | None = None
-        self._sending = 0
+        self._cut: list[Cut] = []
         for position, request in enumerate(calls.requests):
             key = calls.caller, calls.first + position
             reply = self._running[position] = server.running[key] = server.begin(request)
@@ -42,10 +43,8 @@ class _Joint:
 
     async def payloads(self) -> AsyncIterator[bytes]:
         """Replies as they are ready. Of those that go in pieces the one goes on that has the least left."""
-        cut: list[Cut] = []
-        number = 0
         while True:
-            if not cut and not self._ready and self._running:
+            if not self._cut and not self._ready and self._running:
                 self._woken = asyncio.get_running_loop().create_future()
                 await self._woken
             if replies := self._take():
@@ -54,23 +53,21 @@ class _Joint:
                 if len(payload) <= PIECE_BYTES:
                     yield payload
                 else:
-                    cut.append(Cut(number, payload))
-                    number += 1
-                    self._send(1)
+                    self._cut.append(Cut(next(self._server.numbers), payload))
+                    self._server.under_way += 1
                 del payload
-            elif cut:
-                first = min(cut, key=lambda payload: payload.left)
-                yield first.next()
-                if not first.left:
-                    cut.remove(first)
-                    self._send(-1)
+            elif self._cut:
+                yield self._next_piece()
             else:
                 return
 
-    def _send(self, more: int) -> None:
-        """Count so many more long replies, which are in flight until they are sent."""
-        self._sending += more
-        self._server.under_way += more
+    def _next_piece(self) -> bytes:
+        first = min(self._cut, key=lambda payload: payload.left)
+        piece = first.next()
+        if not first.left:
+            self._cut.remove(first)
+            self._server.under_way -= 1
+        return piece
 
     def _take(self) -> dict[int, wire.Reply]:
         """Replies that are ready; what is long comes alone."""
@@ -91,7 +88,7 @@ class _Joint:
     def end(self) -> None:
         """Nothing is sent any more."""
         self.stop()
-        self._server.under_way -= self._sending
+        self._server.under_way -= len(self._cut)
 
     def _ended(self, position: int, key: tuple[int, int], reply: asyncio.Future[wire.Reply]) -> None:
         del self._running[position]
@@ -116,6 +113,8 @@ class Server:
         self._runtime = runtime
         self.running: dict[tuple[int, int], asyncio.Future[wire.Reply]] = {}
         self.under_way = 0
+        # Of long replies.
+        self.numbers = count()
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._missing = 0

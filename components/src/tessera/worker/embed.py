@@ -35,7 +35,7 @@ from tessera.launched import Launched
 from tessera.models.base import VISION, Model, Output, OutputKind
 from tessera.rows import Rows
 from tessera.tasks import Promise
-from tessera.transport.landing import land
+from tessera.transport.lending import land
 from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.image_rows import ImageRows, RequestImages
 from tessera.worker.items import ItemReader
@@ -160,9 +160,8 @@ class RequestInFlight:
         self._cached = [0] * len(request.items)
         self._timings: wire.Timings | None = None
         self._running: dict[int, Entry[PackedInput, Rows] | asyncio.Task[Embedded]] = {}
-        self._size = 0
-        self._next = 0
-        self._admitted = self._aside = False
+        self._size = self._next = 0
+        self._admitted = False
         self._timer: asyncio.TimerHandle | None = None
         self._images: RequestImages | None = None
         self._deadline = time.monotonic() + request.timeout_ms / 1e3
@@ -204,19 +203,33 @@ class RequestInFlight:
             self._next += 1
         if not self._running:
             if self._request.into is not None:
-                return self._answer_aside()
+                return self._answer_aside(self._request.into)
             reply = self._answer()
             self._end()
             self.reply.set_result(reply)
 
-    def _answer_aside(self) -> None:
-        """Answer from a thread: to look at 13 MB of rows, and to write them, takes 6 ms."""
-        if not self._aside:
-            self._aside = True
-            running = self._service.loop.run_in_executor(self._service.aside, self._answer)
-            running.add_done_callback(self._answered_aside)
+    def _answer_aside(self, into: wire.SlabInfo) -> None:
+        service = self._service
+        running = service.loop.run_in_executor(service.aside, self._landed, into)
+        running.add_done_callback(self._ended_aside)
 
-    def _answered_aside(self, running: asyncio.Future[wire.EmbedReply]) -> None:
+    def _landed(self, into: wire.SlabInfo) -> wire.EmbedReply:
+        """Return the reply, the rows of a lone output in the caller's memory; on a thread.
+
+        To look at 13 MB of rows, and to write them, takes 6 ms.
+        """
+        reply = self._answer()
+        if len(reply.outputs) != 1:
+            return reply
+        try:
+            land(into, reply.outputs[0].rows)
+        except TransportUnavailable as error:
+            log.warning("rows go into the reply: %s", error)
+            return reply
+        sent = msgspec.structs.replace(reply.outputs[0], rows=_NO_BYTES)
+        return msgspec.structs.replace(reply, outputs=(sent,))
+
+    def _ended_aside(self, running: asyncio.Future[wire.EmbedReply]) -> None:
         error = running.exception()
         if self.reply.done():
             return
@@ -333,25 +346,13 @@ class RequestInFlight:
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
         service.queued(timings.queue_ms / 1e3)
-        outputs = tuple(map(_output_rows, () if rows is None else rows.each()))
-        if self._request.into is not None and len(outputs) == 1:
-            outputs = (self._landed(self._request.into, *outputs),)
         return wire.EmbedReply(
-            outputs=outputs,
+            outputs=tuple(map(_output_rows, () if rows is None else rows.each())),
             counts=tuple([len(part.values) if isinstance(part, Rows) else 0 for part in self._parts]),
             failures={} if len(answered) == len(self._parts) else self._failures(),
             cached_tokens=tuple(self._cached),
             timings=timings,
         )
-
-    def _landed(self, into: wire.SlabInfo, sent: wire.OutputRows) -> wire.OutputRows:
-        """Return the rows of a lone output for the reply, without those that are in the caller's memory."""
-        try:
-            land(into, sent.rows)
-        except TransportUnavailable as error:
-            log.warning("rows go into the reply: %s", error)
-            return sent
-        return msgspec.structs.replace(sent, rows=_NO_BYTES, placed=True)
 
     def _failures(self) -> dict[int, wire.Failure]:
         failures: dict[int, wire.Failure] = {}

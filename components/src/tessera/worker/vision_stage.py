@@ -124,15 +124,11 @@ class VisionStage:
         ``UnsupportedMedia`` for normalised pixels where the engine takes none.
         """
         if image.pixels and not self._takes_floats:
-            raise UnsupportedMedia(
-                f"{image.param}: the vision engine of this service was compiled for image files alone;"
-                " pixels that a client normalised need engine: torch",
-                param=image.param,
-            )
+            raise _no_pixels(image.param)
         if not self._vision.allows(image.plan):
+            most = _in_words(self._vision.largest)
             raise InvalidInput(
-                f"no image has {_in_words(image.plan)}, the largest has {_in_words(self._vision.largest)}",
-                param=image.param,
+                f"no image has {_in_words(image.plan)}, the largest has {most}", param=image.param
             )
         self._admitted.hold(client, image.units)
         try:
@@ -229,6 +225,14 @@ class VisionStage:
         # A copy: torch warns of memory that it might not write to.
         values = np.frombuffer(image.data, dtype.newbyteorder("<")).reshape(shape).astype(np.float32)
         return Pixels(values=values, plan=ImagePlan(units=image.units, rows=self._vision.rows(image.units)))
+
+
+def _no_pixels(param: str) -> UnsupportedMedia:
+    return UnsupportedMedia(
+        f"{param}: the vision engine of this service was compiled for image files alone;"
+        " pixels that a client normalised need engine: torch",
+        param=param,
+    )
 
 
 def _in_words(plan: ImagePlan) -> str:

@@ -267,15 +267,16 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
         if nbytes > limit:
             ends = np.arange(inputs + 1)
             taken = np.maximum(*self._bytes(outputs, ends, bounds or [ends] * len(outputs)))
-            many = zip(rows, [output.width for output in outputs], strict=True)
-            raise _too_large_answer(
-                nbytes,
-                limit,
-                "the answer's " + " and ".join(f"{count} rows of {width} values" for count, width in many),
-                "send fewer inputs, or ask for base64 or fewer dimensions",
-                request.inputs[int((taken[1:] > limit).argmax())].param,
-            )
+            raise self._refusal(nbytes, limit, outputs, rows, int((taken[1:] > limit).argmax()))
         return nbytes
+
+    def _refusal(
+        self, nbytes: int, limit: int, outputs: Sequence[Output], rows: Sequence[int], first: int
+    ) -> ResponseTooLarge:
+        many = [f"{count} rows of {output.width} values" for output, count in zip(outputs, rows, strict=True)]
+        remedy = "send fewer inputs, or ask for base64 or fewer dimensions"
+        subject = "the answer's " + " and ".join(many)
+        return _too_large_answer(nbytes, limit, subject, remedy, self.request.inputs[first].param)
 
     def _bytes(self, outputs: Sequence[Output], inputs: N, rows: Sequence[N]) -> tuple[N, N]:
         """Return the bytes of so many inputs with so many rows of each output: as they come, and as written.
@@ -422,36 +423,32 @@ class Endpoint:
         """Return the route of what ``answer`` answers; it is ``described`` as in ``operation``."""
 
         async def answered(http: Request) -> Response:
-            return await self.answer(http, translate, kinds=kinds, first=first)
+            return await self.answer(http, translate, Choice(kinds, first))
 
         described = operation(kinds=kinds, **described)
         return ApiRoute(path, answered, name=name, summary=summary, described=described)
 
     async def answer(
-        self,
-        http: Request,
-        translate: Callable[[Json, Served], Task[R]],
-        *,
-        kinds: frozenset[OutputKind] = VECTORS,
-        first: OutputKind | None = None,
+        self, http: Request, translate: Callable[[Json, Served], Task[R]], choice: Choice
     ) -> Response:
         """Answer in the form that ``translate`` gives; errors are raised, for the route's own shape.
 
-        A ``name`` in the path is the model's; ``kinds`` and ``first`` are as in ``Choice``.
+        A ``name`` in the path is the model's.
         """
-        exchange, choice = exchange_of(http.scope), Choice(kinds, first, http.path_params.get("name"))
-        self.check_route(exchange, kinds)
-        if choice.name is not None:
-            self.models.find(choice.name)
+        exchange = exchange_of(http.scope)
+        self._check_route(exchange, choice.kinds)
+        if (name := http.path_params.get("name")) is not None:
+            self.models.find(name)
+            choice = choice._replace(name=name)
         served, task = await self.read(http, translate, choice)
         call = self.call(exchange, task.request, served.served)
         result = await exchange.departure.during(task.run(served, exchange, call, self._limits))
-        timings = result.timings
-        note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
+        used = result.usage
+        note(tokens=used.total_tokens, cached_tokens=used.cached_tokens, **result.timings.spent())
         body = await self._written(served, task, result, exchange)
         headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
-            headers |= _timings(timings)
+            headers |= _timings(result.timings)
         if isinstance(body.content, tuple):
             return InPieces(body.content, media_type=body.media_type, headers=headers)
         return Response(body.content, media_type=body.media_type, headers=headers)
@@ -462,21 +459,32 @@ class Endpoint:
         """Read, parse and translate a body, a large one beside the event loop; it is gone afterwards."""
         exchange = exchange_of(http.scope)
         if len(await self._body(http, exchange)) > LARGE_BODY_BYTES:
+            return await self._read_large(exchange, translate, choice)
+
+        def parse() -> tuple[ServedModel, T]:
             with tracing.span("parse"):
-                # Hundreds of thousands of values take time to be freed, too.
-                parsed = [await self._aside(partial(self._taken, exchange), exchange)]
-                served = self.choose(exchange, parsed[0], choice)
-                task = await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
-        else:
+                parsed = self._parsed(exchange)
+                exchange.body = None
+                served = self.choose(exchange, parsed, choice)
+                return served, translate(parsed, served.served)
 
-            def parse() -> tuple[ServedModel, T]:
-                with tracing.span("parse"):
-                    parsed = self._taken(exchange)
-                    served = self.choose(exchange, parsed, choice)
-                    return served, translate(parsed, served.served)
+        return await self._turns.run(parse, exchange.client)
 
-            served, task = await self._turns.run(parse, exchange.client)
-        return served, task
+    async def _read_large(
+        self, exchange: Exchange, translate: Callable[[Json, Served], T], choice: Choice
+    ) -> tuple[ServedModel, T]:
+        def parse() -> Json:
+            try:
+                return self._parsed(exchange)
+            finally:
+                # Its texts and images go on to hold what it held.
+                exchange.body = None
+
+        with tracing.span("parse"):
+            # Hundreds of thousands of values take time to be freed, too.
+            parsed = [await self._aside(parse, exchange)]
+            served = self.choose(exchange, parsed[0], choice)
+            return served, await self._aside(lambda: translate(parsed.pop(), served.served), exchange)
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
@@ -510,7 +518,8 @@ class Endpoint:
             served = models.served[0]
         else:
             served = self._find(exchange, body, choice)
-        check_kind(exchange.path, served, choice.kinds)
+        if choice.kinds.isdisjoint(served.served.kinds):
+            raise _unsupported(exchange, served, choice.kinds)
         exchange.model = served.served.model
         note(model=exchange.model)
         if exchange.ticket is not None:
@@ -539,16 +548,16 @@ class Endpoint:
         for name in models.waiting:
             # Raises why.
             models.find(name)
-        self.check_route(exchange, kinds)
+        self._check_route(exchange, kinds)
         raise ModelNotFound("no model is served here", param="model")
 
-    def check_route(self, exchange: Exchange, kinds: frozenset[OutputKind]) -> None:
+    def _check_route(self, exchange: Exchange, kinds: frozenset[OutputKind]) -> None:
         """Raise ``UnsupportedRoute`` where no model's output is one that the route answers."""
         models = self.models
         if models.waiting or any(not kinds.isdisjoint(model.served.kinds) for model in models.served):
             return
-        for model in models.served:
-            check_kind(exchange.path, model, kinds)
+        if models.served:
+            raise _unsupported(exchange, models.served[0], kinds)
 
     def call(self, exchange: Exchange, request: EmbeddingsRequest | ScoreRequest, served: Served) -> Call:
         """Return what all work for the request has in common; the body may set the request's id.
@@ -576,13 +585,6 @@ class Endpoint:
             return await self._aside(partial(self._parsed, exchange), exchange)
         return self._parsed(exchange)
 
-    def _taken(self, exchange: Exchange) -> Json:
-        """Parse the body and free it; its texts and images go on to hold what it held."""
-        try:
-            return self._parsed(exchange)
-        finally:
-            exchange.body = None
-
     def _parsed(self, exchange: Exchange) -> Json:
         kind = exchange.headers.get(b"content-type", b"").decode("latin-1")
         return read_json(exchange.body or b"", kind, brackets=self._brackets)
@@ -596,14 +598,11 @@ class Endpoint:
         return exchange.body
 
 
-def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> None:
-    """Raise ``UnsupportedRoute`` unless the model has an output that the route answers."""
-    has = model.served.kinds
-    if kinds.isdisjoint(has):
-        raise UnsupportedRoute(
-            f"{path} answers models whose output is {_listed(kinds)}, and "
-            f"{model.served.model!r} has {_listed(has)} as its output"
-        )
+def _unsupported(exchange: Exchange, model: ServedModel, kinds: frozenset[OutputKind]) -> UnsupportedRoute:
+    return UnsupportedRoute(
+        f"{exchange.path} answers models whose output is {_listed(kinds)}, and "
+        f"{model.served.model!r} has {_listed(model.served.kinds)} as its output"
+    )
 
 
 def _listed(kinds: frozenset[OutputKind]) -> str:

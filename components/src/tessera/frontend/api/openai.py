@@ -77,8 +77,9 @@ from tessera.frontend.api.formats import (
     base64_text,
     convert,
     finish,
+    json_content,
+    json_list,
     json_matrix,
-    json_object_with,
     matrices,
     numbers,
 )
@@ -722,7 +723,7 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
         entries = row_entries(values, bounds, request, key)
         data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
         put_errors(data, result, key)
-    content = json_object_with(head, "data", data, {"usage": usage_object(result.usage)}, width=width)
+    content = json_content({**head, "data": json_list(data, width), "usage": usage_object(result.usage)})
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 

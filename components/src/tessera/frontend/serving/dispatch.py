@@ -12,7 +12,6 @@ from typing import Final, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import wire
@@ -27,13 +26,12 @@ from tessera.errors import (
 )
 from tessera.frontend.media.loader import Hold, unbounded
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.row_lender import RowLender
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, Outputs
 from tessera.rows import Rows
 from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
-from tessera.transport.landing import Landing
+from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +99,7 @@ class Salt:
 
 
 NO_SALT: Final = Salt()
-
-Vectors = npt.NDArray[np.float32]
+NO_LENDER: Final = Lender("", capacity=0)
 
 _NO_TIMINGS: Final = wire.Timings()
 
@@ -124,33 +121,30 @@ class Answer(msgspec.Struct):
         rows = [Rows.zeros(each.bounds(sizes), each.width) for each in (output, *others)]
         return cls(Rows.together(rows), [0] * len(items))
 
-    def put(self, items: Sequence[int], reply: wire.EmbedReply, placed: Vectors | None = None) -> None:
-        """Take in what was answered for these items, whose numbers of rows have been checked.
-
-        ``placed`` are the rows that are not in the reply.
-        """
+    def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
+        """Take in what was answered for these items, whose numbers of rows have been checked."""
         self.timings = reply.timings if self.timings is _NO_TIMINGS else self.timings.merge(reply.timings)
         if len(items) == len(self.cached_tokens) and not reply.failures:
             # All there is, in its order.
-            self.rows = _received(reply, self.rows, placed)
+            self.rows = _received(reply, self.rows)
             self.cached_tokens = list(reply.cached_tokens)
         else:
-            self._put_some(items, reply, placed)
+            self._put_some(items, reply)
 
-    def _put_some(self, items: Sequence[int], reply: wire.EmbedReply, placed: Vectors | None) -> None:
+    def _put_some(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         if good := [index for position, index in enumerate(items) if position not in reply.failures]:
-            self.rows = self.rows.put(good, _received(reply, self.rows, placed))
+            self.rows = self.rows.put(good, _received(reply, self.rows))
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
             self.errors[items[position]] = failure.error()
 
 
-def _received(reply: wire.EmbedReply, like: Rows, placed: Vectors | None) -> Rows:
+def _received(reply: wire.EmbedReply, like: Rows) -> Rows:
     """Return a reply's rows; their bounds are those of ``like``, and true where it has all of its items."""
     outputs = [
         Rows(
-            np.frombuffer(own.rows, "<f4").reshape(-1, own.width) if placed is None else placed,
+            np.frombuffer(own.rows, "<f4").reshape(-1, own.width),
             rows.bounds,
             np.frombuffer(own.norms, "<f4"),
             np.frombuffer(own.indices, "<i4") if own.indices else None,
@@ -208,8 +202,8 @@ _NO_PARTS: Final[Mapping[_Part, int]] = {}
 class _Share(msgspec.Struct):
     """The items of a request that go to one worker in one message, by index.
 
-    ``nbytes`` are those of their rows and of ``parts``. These are what travels once for all of them, images
-    and queries, of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
+    ``nbytes`` are those of their rows. ``parts`` are what travels once for all of them, images and queries,
+    of ``part_bytes``. ``lent`` says that some of their rows are not in the message.
     """
 
     instance: int
@@ -263,7 +257,7 @@ class Dispatcher:
         metrics: ModelMetrics,
         outputs: Outputs,
         *,
-        lender: RowLender | None = None,
+        lender: Lender = NO_LENDER,
         wait_seconds: float = 30.0,
     ) -> None:
         self._peers = peers
@@ -337,14 +331,14 @@ class Dispatcher:
             share = open_.get(instance)
             nbytes = request.nbytes(index)
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
-            full = share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES
+            full = share is None or share.nbytes + share.part_bytes + nbytes + more > _MAX_MESSAGE_BYTES
             if share is None or full or (more and share.is_full_for(parts, more)):
                 share = open_[instance] = _Share(instance)
                 shares.append(share)
                 more = sum(parts.values())
             share.indices.append(index)
             share.tokens += item.token_count
-            share.nbytes += nbytes + more
+            share.nbytes += nbytes
             share.part_bytes += more
             share.parts.update(parts)
         return shares
@@ -365,33 +359,34 @@ class Dispatcher:
             try:
                 left = call.deadline.left()
                 message = call.message(items, left)
-                landing: Landing | None = None
-                if share.nbytes >= _LANDED_BYTES and (landing := self._landing(request, share, loans)):
-                    message = msgspec.structs.replace(message, into=landing.info)
-                reply = await self._peers.call(share.instance, message, timeout=left)
-                reply = _checked(reply, share, request, lands=landing is not None)
-                placed = None if landing is None else self._placed(reply, share, landing)
-                answer.put(share.indices, reply, placed)
+                if share.nbytes < _LANDED_BYTES or len(request.outputs) > 1:
+                    reply = await self._peers.call(share.instance, message, timeout=left)
+                else:
+                    reply = await self._landed(share, message, left, loans)
+                answer.put(share.indices, _checked(reply, share, request))
             except TesseraError as error:
                 self._failed(request, share, error)
         if answer.errors:
             self._look_at_errors(request, share)
 
-    def _landing(self, request: _Request, share: _Share, loans: ExitStack) -> Landing | None:
-        """Return memory for the rows of a share, where they are many and of one output."""
-        rows, width = sum([request.counts[0][index] for index in share.indices]), request.outputs[0].width
-        if self._lender is None or len(request.outputs) > 1 or 4 * rows * width < _LANDED_BYTES:
-            return None
-        return self._lender.landing(rows, width, self._peers.ready.get(share.instance), loans)
-
-    def _placed(self, reply: wire.EmbedReply, share: _Share, landing: Landing) -> Vectors | None:
-        """Return the rows that a worker has written; None where it did not, and sent what there is."""
-        if any(output.placed for output in reply.outputs):
-            return landing.rows(sum(reply.counts))
-        landing.untouched()
-        if reply.outputs and self._lender is not None:
-            self._lender.unreadable(self._peers.ready.get(share.instance))
-        return None
+    async def _landed(
+        self, share: _Share, message: wire.EmbedRequest, left: float, loans: ExitStack
+    ) -> wire.Reply:
+        """Call a worker, which writes the rows to memory of this process if it can."""
+        worker = self._peers.ready.get(share.instance)
+        landing = self._lender.landing(share.nbytes) if self._lender.reaches(worker) else None
+        if landing is not None:
+            loans.callback(landing.close)
+            message = msgspec.structs.replace(message, into=landing.info)
+        reply = await self._peers.call(share.instance, message, timeout=left)
+        if landing is None or not isinstance(reply, wire.EmbedReply) or len(reply.outputs) != 1:
+            return reply
+        (output,) = reply.outputs
+        if output.rows:
+            self._lender.unreachable(worker)
+            return reply
+        rows = landing.landed(len(output.norms) * output.width)
+        return msgspec.structs.replace(reply, outputs=(msgspec.structs.replace(output, rows=rows),))
 
     def _failed(self, request: _Request, share: _Share, error: TesseraError) -> None:
         """Give all items of a share the error of their call."""
@@ -407,8 +402,8 @@ class Dispatcher:
         errors = [request.answer.errors.get(index) for index in share.indices]
         if any(map(_is_retryable, errors)):
             request.gone.add(share.instance)
-        if share.lent and self._lender and any(isinstance(error, HandOffError) for error in errors):
-            self._lender.unreadable(self._peers.ready.get(share.instance))
+        if share.lent and any(isinstance(error, HandOffError) for error in errors):
+            self._lender.unreachable(self._peers.ready.get(share.instance))
 
     def _sent_once(
         self, items: Sequence[wire.Item], call: Call, share: _Share, loans: ExitStack
@@ -417,23 +412,34 @@ class Dispatcher:
         if len(items) > 1:
             items = list(_without_repeats(items))
         images = [image for item in items for image in item.images]
-        if self._lender is not None and any(
-            isinstance(image, wire.Embeddings) and image.handle.data for image in images
-        ):
-            share.lent = True
-            items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
+        if any(isinstance(image, wire.Embeddings) and image.handle.data for image in images):
+            share.lent = self._lender.reaches(self._peers.ready.get(share.instance))
+        if share.lent:
+            items = [
+                msgspec.structs.replace(
+                    item, images=tuple([self._lent(image, loans) for image in item.images])
+                )
+                for item in items
+            ]
         if call.queries:
             numbers = {number: place for place, number in enumerate(sorted({item.query for item in items}))}
             call = msgspec.structs.replace(call, queries=[call.queries[number] for number in numbers])
             items = [msgspec.structs.replace(item, query=numbers[item.query]) for item in items]
         return items, call
 
+    def _lent(self, rows: wire.Image | wire.Embeddings, loans: ExitStack) -> wire.Image | wire.Embeddings:
+        """Lend a client's own rows until ``loans`` are closed, where there is room for them."""
+        if isinstance(rows, wire.Image) or not rows.handle.data:
+            return rows
+        loan = self._lender.take(rows.handle.shape, rows.handle.dtype)
+        if loan is None:
+            return rows
+        loans.callback(loan.close)
+        return msgspec.structs.replace(rows, handle=loan.lease(rows.handle), slab=loan.info)
 
-def _checked(reply: wire.Reply, share: _Share, request: _Request, *, lands: bool) -> wire.EmbedReply:
-    """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become.
 
-    Where the worker ``lands`` them they may be elsewhere than in the reply.
-    """
+def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
+    """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
     worker = f"embed worker {share.instance:x}"
     if not isinstance(reply, wire.EmbedReply):
         raise ProtocolError(f"{worker} answered {type(reply).__name__}")
@@ -453,9 +459,8 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request, *, lands: bool
     for output, expected, given in zip(request.outputs, counts, reply.outputs, strict=False):
         rows, width = sum(expected), output.width
         # Which of an output's rows hold something is the worker's to say, if it says it of all.
-        nbytes = 0 if lands and given.placed else 4 * rows * width
         sizes = (len(given.rows), len(given.norms), given.width, len(given.indices) or 4 * rows)
-        if sizes != (nbytes, 4 * rows, width, 4 * rows):
+        if sizes != (4 * rows * width, 4 * rows, width, 4 * rows):
             raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
     return reply
 

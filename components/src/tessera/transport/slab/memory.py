@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from tessera.dtypes import FLOATS, Float32Array
+from tessera.dtypes import FLOATS
 from tessera.errors import TransportUnavailable
 from tessera.transport.slab.geometry import Geometry
 
@@ -214,12 +215,11 @@ class HostMemory:
             self._tensor = self._make_tensor()
         return self._tensor
 
-    def array(self) -> Float32Array:
-        """Return the rows of float32 as ``[capacity_rows * row_width]``: no view, so that its views keep it.
-
-        It keeps the mapping alive, as a tensor does.
-        """
-        return np.frombuffer(self._map, "<f4", self.geometry.nbytes // 4, self._rows_at)
+    def array(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the rows, read-only; they keep the mapping alive, as a tensor does."""
+        rows = np.frombuffer(self._map, np.uint8, self.geometry.nbytes, self._rows_at)
+        rows.flags.writeable = False
+        return rows
 
     def write(self, rows: bytes) -> None:
         """Fill the rows from the first one on with their raw values; for the producer."""
