@@ -147,7 +147,8 @@ def _nemotron_3(source: Path, target: Path) -> None:
     _as_it_is(source, target)
     config = _read(target / "config.json")
     config["rope_parameters"].pop("llama_4_scaling_beta")
-    config |= {"model_type": "llama", "architectures": ["LlamaBidirectionalModel"]}
+    # The class of a Llama's configuration refuses 24 heads beside a width of 2,048.
+    config |= {"model_type": "mistral", "architectures": ["LlamaBidirectionalModel"]}
     _write(target / "config.json", config)
     tokenizer = _read(target / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (target / "tokenizer_config.json").unlink()
