@@ -159,7 +159,10 @@ def workload_tokens(model: Model, workload: HttpWorkload) -> int:
     if workload.size is not None:
         return len(image_tokens(model, model.plan(*workload.size, param="image")))
     if not workload.query:
-        return workload.tokens
+        # Of a model that pads all texts to one length it is that.
+        shortest = Content(parts=(IMAGE_TEXT,))
+        prompt = model.prompt(shortest, max_tokens=model.max_tokens, truncate=Truncate.END, param="input")
+        return max(workload.tokens, len(prompt.tokens))
     body = json.loads(next(iter(Bodies(workload, CheckpointWords(model.path), "", seed=0, variety=1))).data)
     return len(scored_tokens(model, body["queries"], body["documents"][0]))
 
