@@ -45,6 +45,7 @@ _FULL: dict[str, Spec] = {
     "llama_nemotron_vl": llama_nemotron_vl.FULL,
     "qwen3_vl_embedding": qwen3.VL_FULL,
     "qwen3_embedding": qwen3.FULL,
+    "siglip2": towers.SIGLIP2_FULL,
     "clip": towers.CLIP_FULL,
 }
 

@@ -88,6 +88,14 @@ def test_two_cores_decode_as_they_always_did(models: dict[str, Model]) -> None:
     assert GIB <= (found.cache_bytes or 0) <= 2 * GIB
 
 
+@pytest.mark.parametrize("family", ["clip", "siglip2"])
+def test_towers_of_few_parameters_have_more_decoders(models: dict[str, Model], family: str) -> None:
+    """An image of theirs passes no language model, however large that is."""
+    worker = given(Mode.AGG)
+    found = sized(worker, models[family], room(worker, cores=16, gib=128, card=80))
+    assert found.stages.preprocess_threads == 10
+
+
 def test_a_model_of_text_alone_has_no_cache(models: dict[str, Model]) -> None:
     worker = given(Mode.AGG)
     found = sized(worker, models["qwen3_embedding"], room(worker, cores=16, gib=128, card=139))

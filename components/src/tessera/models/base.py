@@ -578,6 +578,13 @@ def parameters_of(model: Model) -> int:
     return nbytes // 2
 
 
+def image_parameters_of(model: Model) -> int:
+    """Return how many parameters an image passes: those of its tower, where its rows are the answer."""
+    if model.vision is not None and model.vision.gives_output:
+        return model.vision_nbytes("bfloat16") // 2
+    return parameters_of(model)
+
+
 def truncation_of(model: Model, asked: Truncate) -> Truncate:
     """Return what a model is asked for: the side that it declares, or the end, for ``DECLARED``."""
     if asked is not Truncate.DECLARED:
