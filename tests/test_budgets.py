@@ -11,26 +11,6 @@ from tessera.errors import Overloaded
 from tests.waiting import all_turns
 
 
-class Request:
-    """Holds what it has been given of a budget, until it is done."""
-
-    def __init__(self, budget: Budget, client: str, held_bytes: int = 0) -> None:
-        self.budget, self.client, self.held_bytes = budget, client, held_bytes
-        budget.take(client, held_bytes)
-
-    async def wait(self, amount: int, seconds: float = 60) -> None:
-        try:
-            await self.budget.hold_in_turn(self.client, amount, seconds, self)
-        except Overloaded:
-            self.done()
-            raise
-        self.held_bytes += amount
-
-    def done(self) -> None:
-        self.budget.give(self.client, self.held_bytes)
-        self.held_bytes = 0
-
-
 def fill(budget: Budget, client: str, amount: int = 1) -> int:
     taken = 0
     while budget.admits(client, amount):
@@ -128,13 +108,13 @@ async def test_who_waits_is_let_in_in_order_and_keeps_no_other_client_waiting() 
     let_in: list[int] = []
 
     async def hold(amount: int) -> None:
-        await Request(budget, "alice").wait(amount)
+        await budget.hold_in_turn("alice", amount, 60)
         let_in.append(amount)
 
     # The second would fit, and the first would never have its turn if such ones went by.
     waiting = [asyncio.create_task(hold(amount)) for amount in (60, 5)]
     await all_turns()
-    await Request(budget, "bob").wait(5)
+    await budget.hold_in_turn("bob", 5, 60)
     assert not let_in
     budget.give("bob", 5)
     budget.give("alice", 70)
@@ -142,69 +122,17 @@ async def test_who_waits_is_let_in_in_order_and_keeps_no_other_client_waiting() 
     assert let_in == [60, 5] and budget.used == budget.held("alice") == 65
 
 
-@pytest.mark.parametrize("clients", [("alice", "alice"), ("", ""), ("alice", "bob")])
-async def test_of_those_who_wait_for_each_other_the_last_is_refused_at_once(clients: tuple[str, str]) -> None:
-    budget = Budget(lambda: 100)
-    first, last = [Request(budget, client, 40) for client in clients]
-    waiting = [asyncio.create_task(request.wait(30, 3600)) for request in (first, last)]
-    with pytest.raises(Overloaded):
-        await waiting[1]
-    await waiting[0]
-    assert budget.used == first.held_bytes == 70
-
-
-async def test_those_of_a_client_who_wait_for_each_other_do_not_wait_for_others() -> None:
-    budget = Budget(lambda: 100)
-    other = Request(budget, "bob", 10)
-    first, last = [Request(budget, "alice", 30) for _ in range(2)]
-    waiting = [asyncio.create_task(request.wait(30, 3600)) for request in (first, last)]
-    with pytest.raises(Overloaded, match="share"):
-        await waiting[1]
-    await waiting[0]
-    assert other.held_bytes == 10 and first.held_bytes == 60
-
-
-async def test_nobody_is_refused_while_one_of_the_client_goes_on() -> None:
-    budget = Budget(lambda: 100)
-    busy = Request(budget, "alice", 30)
-    held = [Request(budget, "alice", 20) for _ in range(2)]
-    waiting = [asyncio.create_task(request.wait(20, 3600)) for request in held]
-    await asyncio.sleep(0.05)
-    assert not any(task.done() for task in waiting)
-    busy.done()
-    await waiting[0]
-    held[0].done()
-    await waiting[1]
-    assert budget.used == 40
-
-
-async def test_who_holds_some_goes_before_those_who_hold_none() -> None:
-    budget = Budget(lambda: 100)
-    holding = Request(budget, "alice", 60)
-    other = Request(budget, "alice", 15)
-    newcomer = asyncio.create_task(Request(budget, "alice").wait(70, 3600))
-    await all_turns()
-    waiting = asyncio.create_task(holding.wait(15, 3600))
-    await all_turns()
-    other.done()
-    await waiting
-    assert not newcomer.done()
-    holding.done()
-    await newcomer
-    assert budget.used == 70
-
-
 async def test_who_waits_in_vain_holds_nothing_and_leaves_the_line() -> None:
     budget = Budget(lambda: 100)
     budget.take("alice", 80)
-    gone = asyncio.create_task(Request(budget, "alice").wait(50))
+    gone = asyncio.create_task(budget.hold_in_turn("alice", 50, 60))
     await all_turns()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
     with pytest.raises(Overloaded, match="share"):
-        await Request(budget, "alice").wait(20, 0.05)
+        await budget.hold_in_turn("alice", 20, 0.05)
     assert budget.used == 80
     budget.give("alice", 80)
-    await Request(budget, "alice").wait(50)
+    await budget.hold_in_turn("alice", 50, 60)
     assert budget.used == 50

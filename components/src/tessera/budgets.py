@@ -6,69 +6,15 @@ import asyncio
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from tessera.errors import Overloaded, RateLimited
+from tessera.errors import Overloaded
 
 _FACTOR: Final = 4
 # Another process may give back what is waited for, and tells nobody.
-_LOOK_SECONDS: Final = 0.002
-
-T = TypeVar("T")
-
-
-class Lines:
-    """Lets callers wait for room: those of one key in the order in which they came, each key by itself.
-
-    A look costs a few µs, and one of a key looks, however many of it wait. Owned by one event loop.
-    """
-
-    __slots__ = ("_turns",)
-
-    def __init__(self) -> None:
-        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
-
-    def empty(self, key: Hashable) -> bool:
-        """Return whether nobody waits under a key."""
-        turn = self._turns.get(key)
-        return turn is None or not turn.locked()
-
-    async def wait(self, key: Hashable, take: Callable[[], T]) -> T:
-        """Return what ``take`` gives, once it does not raise ``Overloaded``.
-
-        Raises what else it does, ``RateLimited`` included: waiting does not help a key against its own rate
-        any sooner than the client's next attempt.
-        """
-        turn = self._turns.get(key)
-        if turn is None:
-            turn = self._turns[key] = asyncio.Lock()
-        async with turn:
-            while True:
-                try:
-                    return take()
-                except RateLimited:
-                    raise
-                except Overloaded:
-                    await asyncio.sleep(_LOOK_SECONDS)
-
-
-class Holder(Protocol):
-    """Holds bytes of a budget until its work is done: a request."""
-
-    @property
-    def held_bytes(self) -> int: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """Waits for more while its ``holder`` holds some; ``limit`` ends the wait."""
-
-    client: str
-    holder: Holder
-    limit: asyncio.Timeout
+_LOOK_SECONDS: Final = 0.01
 
 
 class Budget:
@@ -81,17 +27,7 @@ class Budget:
     ``whole`` and the ``unit``; ``refused`` is called for each. Owned by one event loop.
     """
 
-    __slots__ = (
-        "_held",
-        "_limit",
-        "_lines",
-        "_retry_after",
-        "_unit",
-        "_used",
-        "_waiting",
-        "_whole",
-        "refused",
-    )
+    __slots__ = ("_held", "_limit", "_lines", "_retry_after", "_unit", "_used", "_whole", "refused")
 
     def __init__(
         self,
@@ -108,10 +44,8 @@ class Budget:
         self.refused: Callable[[], None] = lambda: None
         self._used = 0
         self._held: dict[str, int] = {}
-        # By client, and by whether the one who waits holds some already.
-        self._lines = Lines()
-        # Those who do, in the order in which they came.
-        self._waiting: list[_Waiting] = []
+        # Those who wait, by client.
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def used(self) -> int:
@@ -124,10 +58,6 @@ class Budget:
     def held(self, client: str) -> int:
         """What a named client has in use."""
         return self._held.get(client, 0)
-
-    def held_here(self, client: str) -> int:
-        """What a client, or all for "", has in use in this process."""
-        return self._held.get(client, 0) if client else self._used
 
     def largest(self) -> int:
         """What the named client that holds most has in use."""
@@ -168,55 +98,25 @@ class Budget:
         self.check(client, amount)
         self.take(client, amount)
 
-    async def hold_in_turn(self, client: str, amount: int, seconds: float, holder: Holder) -> None:
-        """Take an amount for ``holder`` once it is admitted, behind what its client waits for already.
+    async def hold_in_turn(self, client: str, amount: int, seconds: float) -> None:
+        """Take an amount once it is admitted, behind what the client waits for already.
 
-        A holder waits for one amount at a time. Those who hold some go before those who hold none, whose turn
-        comes when they are done. Where several who wait for more hold all that their client holds, or all
-        there is, none of them would ever go on: the last of them is refused at once, and gives back what it
-        holds. Those that wait in other processes are not seen.
-
-        Raises ``Overloaded`` then, and where the amount is not admitted within so many ``seconds``.
+        Raises ``Overloaded`` where that is not within so many ``seconds``.
         """
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = asyncio.Lock()
         try:
-            async with asyncio.timeout(seconds) as limit:
-                if not holder.held_bytes:
-                    await self._lines.wait((client, False), lambda: self._take_behind(client, amount))
-                    return
-                waiting = _Waiting(client, holder, limit)
-                self._waiting.append(waiting)
-                try:
-                    await self._lines.wait((client, True), lambda: self._take_or_untie(client, amount))
-                finally:
-                    self._waiting.remove(waiting)
+            async with asyncio.timeout(seconds) as limit, line:
+                # A look costs a few µs, and one client looks once, however much of its waits.
+                while not self.admits(client, amount):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+                self.take(client, amount)
         except TimeoutError:
             if not limit.expired():
                 raise
             self.refused()
             raise self.overloaded(client, amount) from None
-
-    def _take_behind(self, client: str, amount: int) -> None:
-        """Take an amount where nobody of the client waits who holds some; raises ``Overloaded``."""
-        if not self._lines.empty((client, True)) or not self.admits(client, amount):
-            raise self.overloaded(client, amount)
-        self.take(client, amount)
-
-    def _take_or_untie(self, client: str, amount: int) -> None:
-        """Take an amount; raises ``Overloaded``, and refuses one of those who wait for each other."""
-        if self.admits(client, amount):
-            self.take(client, amount)
-            return
-        self._untie(client)
-        self._untie("")
-        raise self.overloaded(client, amount)
-
-    def _untie(self, client: str) -> None:
-        """Refuse the last of those who wait, of a client or of all for "", where they hold all there is."""
-        waiting = [entry for entry in self._waiting if not client or entry.client == client]
-        if len(waiting) > 1 and sum([entry.holder.held_bytes for entry in waiting]) >= self.held_here(client):
-            limit = waiting[-1].limit
-            if not limit.expired():
-                limit.reschedule(0)
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
-from tessera.budgets import Budget, Lines
+from tessera.budgets import Budget
 from tessera.errors import DeadlineExceeded, Overloaded, RateLimited
 from tessera.tasks import Deadline
 
@@ -16,6 +17,9 @@ MOST_WAITING: Final = 1024
 """Calls that wait at a time, of one frontend."""
 FULL: Final = "Exceeds maximum queue size"
 """What NVIDIA's own clients look for in the message of an UNAVAILABLE, to send the request again."""
+
+# Room may become free in another frontend: nobody tells.
+_LOOK_SECONDS: Final = 0.002
 
 
 class Line:
@@ -27,7 +31,7 @@ class Line:
 
     def __init__(self, *, most: int = MOST_WAITING) -> None:
         self._calls = Budget(lambda: most, "the line", "requests that wait")
-        self._lines = Lines()
+        self._turns: WeakValueDictionary[tuple[Hashable, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
     def waiting(self) -> int:
@@ -35,12 +39,16 @@ class Line:
         return self._calls.used
 
     async def wait(self, room: Hashable, take: Callable[[], T], *, client: str, deadline: Deadline) -> T:
-        """What ``take`` gives, as ``Lines.wait`` does.
+        """What ``take`` gives, once it does not raise ``Overloaded``.
 
-        Raises ``Overloaded`` where too many calls wait already, and ``DeadlineExceeded``.
+        Raises ``Overloaded`` where too many calls wait already, ``DeadlineExceeded``, and what else ``take``
+        raises, ``RateLimited`` included: waiting does not help a key against its own rate any sooner than the
+        client's next attempt.
         """
-        key = (room, client)
-        if self._lines.empty(key):
+        turn = self._turns.get((room, client))
+        if turn is None:
+            turn = self._turns[room, client] = asyncio.Lock()
+        if not turn.locked():
             try:
                 return take()
             except RateLimited:
@@ -52,7 +60,14 @@ class Line:
         self._calls.take(client, 1)
         try:
             async with asyncio.timeout(deadline.left()):
-                return await self._lines.wait(key, take)
+                async with turn:
+                    while True:
+                        try:
+                            return take()
+                        except RateLimited:
+                            raise
+                        except Overloaded:
+                            await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             raise DeadlineExceeded("there was no room for the request in time") from None
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
-from dataclasses import dataclass
 
 import httpcore2
 import pytest
@@ -638,11 +637,6 @@ async def test_of_a_names_many_addresses_few_are_judged() -> None:
     assert 0 < len(judged) <= 32
 
 
-@dataclass
-class Holding:
-    held_bytes: int = 0
-
-
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "in chunks"])
 async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool) -> None:
     """What the system keeps of a connection is a few megabytes."""
@@ -661,7 +655,7 @@ async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool)
             writer.write(b"0\r\n\r\n")
 
     async def hold(nbytes: int, seconds: float) -> None:
-        await budget.hold_in_turn("alice", nbytes, seconds, Holding())
+        await budget.hold_in_turn("alice", nbytes, seconds)
 
     budget.take("bob", 2 * size)
     async with server(handler) as port:
@@ -694,7 +688,7 @@ async def test_a_body_that_finds_no_room_in_time_is_refused() -> None:
     budget.take("alice", 70)
 
     async def hold(nbytes: int, seconds: float) -> None:
-        await budget.hold_in_turn("alice", nbytes, seconds, Holding())
+        await budget.hold_in_turn("alice", nbytes, seconds)
 
     async def handler(head: str, writer: asyncio.StreamWriter) -> None:
         writer.write(response(b"x" * 50))

@@ -190,34 +190,6 @@ def test_a_link_that_appears_after_the_check_is_not_followed(
         local(str(target), media)
 
 
-def test_a_directory_that_is_refused_stays_open_nowhere(media: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(10):
-        with pytest.raises(MediaFetchError):
-            local(f"{media}/deep", media)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-async def test_what_is_read_is_the_file_whose_bytes_are_held(media: Path) -> None:
-    (media / "cat.png").write_bytes(small := png())
-    held = []
-
-    async def hold(nbytes: int, seconds: float) -> None:
-        held.append(nbytes)
-        (media / "other.png").write_bytes(small + bytes(1000))
-        (media / "other.png").rename(media / "cat.png")
-
-    loader = MediaLoader(MediaPolicy(allowed_local_path=media))
-    loaded = await loader.load(
-        ImageSource(url=f"{media}/cat.png", param="input[4]"),
-        row_width=64,
-        deadline=Deadline.after(20),
-        budget=loader.budget("alice", hold),
-    )
-    await loader.close()
-    assert loaded.data == small and held == [len(small)]
-
-
 def test_local_files_are_capped(media: Path) -> None:
     (media / "big").write_bytes(bytes(101))
     assert len(local(str(media / "big"), media, 101)) == 101

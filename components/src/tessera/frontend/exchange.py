@@ -123,7 +123,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         Raises ``Overloaded`` where that is not within so many ``seconds``.
         """
         if self.bodies is not None:
-            await self.bodies.hold_in_turn(self.client, nbytes, seconds, self)
+            await self.bodies.hold_in_turn(self.client, nbytes, seconds)
             self._held_bytes += nbytes
 
     @property

@@ -146,10 +146,7 @@ class GroupBudget(Budget):
     @property
     def own(self) -> int:
         """Return what this frontend has in use."""
-        return self.held_here("")
-
-    def held_here(self, client: str) -> int:
-        return self._words[self._places[client] + self._word]
+        return self._words[self._places[""] + self._word]
 
     def held(self, client: str) -> int:
         words, word, places = self._words, self._word, self._places

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import os
 import re
 import stat
-from collections.abc import Awaitable, Callable
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -159,69 +158,57 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class LocalFile:
-    """An open file that a ``file://`` URL or an absolute path names; ``size`` is in bytes.
-
-    Opening and reading block, and raise ``MediaFetchError`` for everything that is not a regular, readable
-    file below ``root``, with one message for all, so that it does not tell which files exist;
-    ``PayloadTooLarge`` above ``max_bytes``.
-    """
-
-    def __init__(self, url: str, *, root: Path | None, max_bytes: int, param: str) -> None:
-        """Open the file.
-
-        The path is resolved first, so that a symbolic link counts as what it points to. Then every component
-        is opened from the one before it without following links: a link put there after the check is not
-        followed.
-        """
-        self._param = param
-        self._file: FileIO | None = None
-        if root is None:
-            raise MediaFetchError.at(param, "local files are not served here; send the bytes as a data URL")
-        path = _path(url, param)
-        try:
-            top = root.resolve(strict=True)
-            parts = path.resolve(strict=True).relative_to(top).parts
-            # A descriptor that is none of a file is closed only where the file has opened it by itself.
-            self._file = FileIO(path, "rb", opener=lambda *_: _open(top, parts))
-            status = os.fstat(self._file.fileno())
-        except (OSError, ValueError, RuntimeError):
-            raise self._refused() from None
-        if not stat.S_ISREG(status.st_mode):
-            raise self._refused()
-        self.size = status.st_size
-        if self.size > max_bytes:
-            raise _too_large(param, max_bytes)
-
-    def read(self, most: int) -> bytes:
-        """Return the content, of at most so many bytes: the file may have grown meanwhile."""
-        assert self._file is not None
-        try:
-            # In one piece, of its length; one more, for the end may have moved since that was looked at.
-            data = self._file.read(self.size + 1) or b""
-            while len(data) <= most and (more := self._file.read(most + 1 - len(data))):
-                data += more
-        except OSError:
-            raise self._refused() from None
-        if len(data) > most:
-            raise _too_large(self._param, most)
-        return data
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    # A thread opens it, and whom it is for may be gone by then.
-    __del__ = close
-
-    def _refused(self) -> MediaFetchError:
-        return MediaFetchError.at(self._param, "no readable file below the allowed directory")
-
-
 def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> bytes:
-    """Return the content of a file; blocks, and raises as ``LocalFile``."""
-    with closing(LocalFile(url, root=root, max_bytes=max_bytes, param=param)) as file:
-        return file.read(max_bytes)
+    """Return the content of a ``file://`` URL or absolute path; blocks.
+
+    Raises as ``_opened``.
+    """
+    with _opened(url, root, max_bytes, param) as (file, nbytes):
+        # In one piece, of its length; one more, for the end may have moved since that was looked at.
+        data = file.read(nbytes + 1) or b""
+        while len(data) <= max_bytes and (more := file.read(max_bytes + 1 - len(data))):
+            data += more
+    if len(data) > max_bytes:
+        raise _too_large(param, max_bytes)
+    return data
+
+
+def local_size(url: str, *, root: Path | None, max_bytes: int, param: str) -> int:
+    """Return the bytes that ``read_local`` would; blocks, and raises as it does."""
+    with _opened(url, root, max_bytes, param) as (_, nbytes):
+        return nbytes
+
+
+@contextmanager
+def _opened(url: str, root: Path | None, max_bytes: int, param: str) -> Iterator[tuple[FileIO, int]]:
+    """Open a ``file://`` URL or absolute path, and give the file and its bytes.
+
+    The path is resolved first, so that a symbolic link counts as what it points to. Then every component is
+    opened from the one before it without following links: a link put there after the check is not followed.
+
+    Raises ``MediaFetchError`` for everything that is not a regular, readable file below ``root``, with one
+    message for all, so that it does not tell which files exist; ``PayloadTooLarge`` above ``max_bytes``.
+    """
+    if root is None:
+        raise MediaFetchError.at(param, "local files are not served here; send the bytes as a data URL")
+    path = _path(url, param)
+    refused = MediaFetchError.at(param, "no readable file below the allowed directory")
+    try:
+        top = root.resolve(strict=True)
+        parts = path.resolve(strict=True).relative_to(top).parts
+        descriptor = _open(top, parts)
+    except (OSError, ValueError, RuntimeError):
+        raise refused from None
+    try:
+        with open(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise refused
+            if status.st_size > max_bytes:
+                raise _too_large(param, max_bytes)
+            yield file, status.st_size
+    except OSError:
+        raise refused from None
 
 
 def _too_large(param: str, max_bytes: int) -> PayloadTooLarge:
@@ -301,8 +288,6 @@ class MediaBudget:
     client: str = ""
     hold: Hold = unbounded
     taken: int = 0
-    # One of the request's images waits at a time: what waits for all has none that another one is behind.
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def take(self, nbytes: int, *, param: str) -> None:
         """Raises ``PayloadTooLarge`` naming ``param`` when the request's images are too many bytes."""
@@ -318,8 +303,7 @@ class MediaBudget:
         Raises ``Overloaded``, too, where that is not within so many ``seconds``.
         """
         self.take(nbytes, param=param)
-        async with self._turn:
-            await self.hold(nbytes, seconds)
+        await self.hold(nbytes, seconds)
 
 
 class MediaLoader:
@@ -399,11 +383,13 @@ class MediaLoader:
         if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
-            look = partial(LocalFile, url, root=self._root, max_bytes=limit, param=param)
-            with closing(await self._aside(look, deadline, budget.client)) as file:
-                async with deadline.bound():
-                    await budget.bring(file.size, self._wait_seconds, param=param)
-                return await self._aside(partial(file.read, file.size), deadline, budget.client)
+            look = partial(local_size, url, root=self._root, max_bytes=limit, param=param)
+            size = await self._aside(look, deadline, budget.client)
+            async with deadline.bound():
+                await budget.bring(size, self._wait_seconds, param=param)
+            # One that has grown meanwhile is longer than what is held.
+            read = partial(read_local, url, root=self._root, max_bytes=size, param=param)
+            return await self._aside(read, deadline, budget.client)
         refuse_path(source.url, param)
         raise InvalidInput.at(param, "expected a data, http, https or file URL")
 
