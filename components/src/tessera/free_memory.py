@@ -9,6 +9,7 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -114,9 +115,11 @@ def free_aside(free: Callable[[], object], nbytes: int) -> None:
     300 MB took it 127 ms, 126 of them in the system.
     """
     if nbytes > _LARGE_BYTES:
-        _FREEING.submit(free)
-    else:
-        free()
+        # The interpreter may be ending.
+        with suppress(RuntimeError):
+            _FREEING.submit(free)
+            return
+    free()
 
 
 def resident_bytes() -> int:

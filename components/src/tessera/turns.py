@@ -248,7 +248,8 @@ class Threads:
         try:
             made = work()
         except BaseException as raised:
-            error = raised
+            # A future takes every error but this one.
+            error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
         self._ended.append((client, result, made, error))
         if not self._telling:
             self._telling = True

@@ -190,6 +190,14 @@ def test_a_link_that_appears_after_the_check_is_not_followed(
         local(str(target), media)
 
 
+def test_a_directory_that_is_refused_stays_open_nowhere(media: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(MediaFetchError):
+            local(f"{media}/deep", media)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_local_files_are_capped(media: Path) -> None:
     (media / "big").write_bytes(bytes(101))
     assert len(local(str(media / "big"), media, 101)) == 101

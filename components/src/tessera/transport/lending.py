@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from tessera.free_memory import free_aside
 from tessera.transport.host import host_id
 from tessera.transport.slab.geometry import MAX_LEASE, Geometry, decode_address, slab_info
 from tessera.transport.slab.memory import HostMemory, ShmAddress, fence
@@ -144,8 +145,14 @@ class Lender:
                 self.free.append(memory)
         if self._nbytes + geometry.nbytes > self._capacity:
             return None
+        try:
+            memory = HostMemory.create(geometry, rows=True)
+        except OSError as error:
+            # What has no room, of descriptors or memory, goes into the message.
+            log.warning("no memory to lend: %s", error)
+            return None
         self._nbytes += geometry.nbytes
-        return Loan(HostMemory.create(geometry, rows=True), self)
+        return Loan(memory, self)
 
     def let_go(self) -> None:
         """Let go of half of what is free; the rest is looked at again."""
@@ -156,4 +163,4 @@ class Lender:
 
     def close(self, memory: HostMemory) -> None:
         self._nbytes -= memory.geometry.nbytes
-        memory.close()
+        free_aside(memory.close, memory.geometry.nbytes)

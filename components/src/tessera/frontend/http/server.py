@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -276,14 +277,29 @@ class HttpServer(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
 
 
+# Of ``localhost``, say, where the host has no IPv6.
+_NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
 def listening(host: str, port: int, flag: str = "") -> list[socket.socket]:
-    """A socket for every address of a host; raises ``ConfigError``, which begins with the ``flag``."""
+    """A socket for every address of a name that this host has.
+
+    Raises ``ConfigError``, which begins with the ``flag``, where there is none or one is taken.
+    """
     made: list[socket.socket] = []
+    lacking: OSError | None = None
     try:
         for family, _, _, _, address in dict.fromkeys(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         ):
-            made.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+            try:
+                made.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                lacking = error
+        if lacking is not None and not made:
+            raise lacking
     except (OSError, OverflowError, UnicodeError) as error:
         for one in made:
             one.close()

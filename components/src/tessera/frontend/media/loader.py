@@ -200,10 +200,12 @@ def _opened(url: str, root: Path | None, max_bytes: int, param: str) -> Iterator
     except (OSError, ValueError, RuntimeError):
         raise refused from None
     try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            # A file object of a directory would not be made, and would not close it.
+            os.close(descriptor)
+            raise refused
         with open(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise refused
             if status.st_size > max_bytes:
                 raise _too_large(param, max_bytes)
             yield file, status.st_size

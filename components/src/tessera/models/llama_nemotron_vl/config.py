@@ -161,7 +161,8 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
         image_token_id=_image_token(config, text),
         max_tokens=_max_tokens(config, processor),
         dimensions=read_dimensions(config, text.layer.hidden),
-        lacking_keys=() if processor.has(_NORM) else (_NORM,),
+        # The reranker's processor has one norm and takes no other.
+        lacking_keys=() if processor.has(_NORM) or output is OutputKind.SCORE else (_NORM,),
     )
     if processor.has("num_image_token"):
         stated = processor.integer("num_image_token")

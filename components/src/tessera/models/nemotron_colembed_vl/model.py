@@ -53,7 +53,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
         super().__init__(path, config, read_limits(path, config, options))
         assert self.placeholder is not None
         self._chat = Chat(path, self._tokenizer, placeholder=self.placeholder, generation=True)
-        settings = Section.read(path / SETTINGS_FILE)
+        # Published checkpoints may be without it; their class then has these.
+        settings = Section.read(path / SETTINGS_FILE, optional=True)
         self._most_of_query = options.max_query_tokens or settings.integer("q_max_length", 512)
         chosen = {"q_max_length": options.max_query_tokens, "p_max_length": options.max_tokens}
         self.lacking_keys = tuple(key for key, most in chosen.items() if not most and not settings.has(key))
@@ -94,7 +95,7 @@ def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptio
 
     An image has at most the tokens that the reference leaves for it. Raises ``CheckpointError``.
     """
-    processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE)
+    processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE, optional=True)
     size = processor.section("size") if processor.has("size") else processor
     least = size.integer("shortest_edge", processor.integer("min_pixels", 3_136))
     most = size.integer("longest_edge", processor.integer("max_pixels", 1_003_520))
