@@ -195,7 +195,7 @@ def test_a_good_tokenizer_passes(tmp_path: Path, family: str, caplog: pytest.Log
     thread.join()
     assert not failed
     # It was tried: a child that could not says so.
-    assert not caplog.records
+    assert not [record for record in caplog.records if "declares no prompts" not in record.getMessage()]
 
 
 @pytest.mark.service

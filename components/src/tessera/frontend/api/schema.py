@@ -184,7 +184,8 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "description": "Whether neither the checkpoint nor an option says it: then it is the mean.",
     },
     "assumed": {
-        **list_of(TEXT),
+        "type": "array",
+        "items": TEXT,
         "description": "What neither says, so that the family fills it in: `pooling`, `prompts`, or a key of "
         "the checkpoint's files.",
     },
