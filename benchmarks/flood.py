@@ -287,7 +287,7 @@ def _deployment(options: argparse.Namespace, target: Target) -> Iterator[Deploym
             },
             worker_flags=("--multimodal-embedding-cache-capacity-gb", "0"),
             frontend_flags=flags,
-            before=tuple(before),
+            before={"tessera.frontend": tuple(before)},
             **arguments,
         )
 
