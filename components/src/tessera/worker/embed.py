@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -36,6 +35,7 @@ from tessera.models.base import VISION, Model, Output, OutputKind
 from tessera.rows import Rows
 from tessera.tasks import Promise
 from tessera.transport.lending import land
+from tessera.turns import Threads
 from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.image_rows import ImageRows, RequestImages
 from tessera.worker.items import ItemReader
@@ -81,7 +81,7 @@ class EmbedService:
         self._batch_cost = config.max_batch_cost
         # Looked up once: they are used for every request.
         self.loop = asyncio.get_running_loop()
-        self.aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
+        self.aside = Threads(_ASIDE_THREADS, "aside", spare=1)
         self.answered = metrics.items.labels("embed", "ok").inc
         self.queued = metrics.queued("text")
         self.batcher: Batcher[PackedInput, Rows] = Batcher(
@@ -132,7 +132,7 @@ class EmbedService:
 
     async def close(self) -> None:
         await self.batcher.close()
-        self.aside.shutdown(wait=False)
+        self.aside.close()
         if self.max_sim is not None:
             self.max_sim.close()
         if self.images is not None:
@@ -210,7 +210,8 @@ class RequestInFlight:
 
     def _answer_aside(self, into: wire.SlabInfo) -> None:
         service = self._service
-        running = service.loop.run_in_executor(service.aside, self._landed, into)
+        landed = service.aside.run(partial(self._landed, into), self._request.client)
+        running = asyncio.ensure_future(landed)
         running.add_done_callback(self._ended_aside)
 
     def _landed(self, into: wire.SlabInfo) -> wire.EmbedReply:
