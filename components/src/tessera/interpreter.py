@@ -7,8 +7,8 @@ import resource
 import threading
 from typing import Final
 
-# A loop that has waited for nothing for so long gives way. Threads that come sooner bring less at a time: each
-# 2 ms, a text took 1.10 +- 0.06 of the processor time with 64 at once.
+# A loop that has waited for nothing for so long gives way. Threads that come sooner bring less at a time:
+# each 2 ms, a text took 1.10 +- 0.06 of the processor time with 64 at once.
 _LOOK_SECONDS: Final = 0.02
 # A thread that others keep from a processor holds the loop for no longer.
 _MOST_SECONDS: Final = 0.001
