@@ -156,7 +156,6 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: Truncate = Truncate.NONE
     max_tokens: int | None = None
     allow_partial: bool = False
-    user: str | None = None
     priority: int = 0
     request_id: str | None = None
     cache_salt: str = ""
@@ -178,7 +177,6 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
-    user: str | None = None
     priority: int = 0
     request_id: str | None = None
     cache_salt: str = ""

@@ -384,7 +384,6 @@ def _options(body: EmbeddingsBody) -> dict[str, Any]:
         "truncate": truncate,
         "max_tokens": max_tokens,
         "allow_partial": body.partial,
-        "user": body.user,
         "priority": body.priority,
         "request_id": body.request_id,
         "cache_salt": body.cache_salt or "",
@@ -558,7 +557,7 @@ def _units(value: Json, messages: Json, most: int) -> list[Unit]:
     if messages is not None:
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             _check_count(messages, "messages", most)
-        return split_messages(messages, "messages")
+        return split_messages(messages)
     return _split(value, "input", most) if is_list(value) else [(value, "input")]
 
 
