@@ -42,4 +42,4 @@ class Kserve:
 
     def close(self) -> None:
         """Let go of clients' memory."""
-        self._inference.close()
+        self._inference.regions.close()

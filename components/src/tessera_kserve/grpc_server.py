@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from tessera.errors import (
     UnsupportedOperation,
 )
 from tessera.frontend.api.values import JsonObject
-from tessera.frontend.exchange import Exchange, new_request_id
+from tessera.frontend.exchange import Exchange, request_id_of
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.errors import Failure, release, render, render_status
 from tessera.frontend.http.middleware import AnswerCounts
@@ -83,9 +82,9 @@ _SERVERS: Final = 16
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
 _TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Of larger messages contents are not copied.
 _LARGE_BYTES: Final = 1 << 18
+# By the status as ``/v2`` has it.
 _CODES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -102,11 +101,6 @@ Context = Any
 Messages = AsyncIterator[bytes]
 Metadata = Sequence[tuple[str, str | bytes]]
 Method = Callable[[bytes, Context, Exchange], Awaitable[Message]]
-
-
-def code_of(status: int) -> grpc.StatusCode:
-    """Of an HTTP status as ``/v2`` has it."""
-    return _CODES.get(status, grpc.StatusCode.INTERNAL)
 
 
 class GrpcServer:
@@ -452,12 +446,13 @@ class GrpcServer:
         return failure
 
     def _exchange(self, name: str, context: Context, metadata: Metadata) -> Exchange:
+        headers = _headers(metadata)
         return Exchange(
-            line=RequestLine(_request_id(metadata)),
+            line=RequestLine(request_id_of(headers)),
             deadline=Deadline.after(self._inference.patience),
             path=f"/{SERVICE}/{name}",
             peer=_host(context),
-            headers=_headers(metadata),
+            headers=headers,
             rates=self._service.limiter,
             bodies=self._service.admission.bodies,
         )
@@ -468,8 +463,7 @@ class GrpcServer:
         # Each time that it is asked for it is made anew.
         metadata: Metadata = context.invocation_metadata() or ()
         exchange = self._exchange(name, context, metadata)
-        path = exchange.path
-        line = exchange.line
+        path, line = exchange.path, exchange.line
         started = time.perf_counter()
         carrier: dict[str, str] = {}
         if tracing.recording():
@@ -526,23 +520,15 @@ async def _abort(context: Context, failure: Failure) -> None:
     status, body = write_error(failure)
     retry = failure.headers.get("retry-after")
     trailing = (("retry-after", retry),) if retry is not None else ()
-    await context.abort(code_of(status), body["error"], trailing)
+    await context.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), body["error"], trailing)
 
 
 def _headers(metadata: Metadata) -> dict[bytes, bytes]:
     """The first value of each key."""
-    return {key.encode(): _bytes(value) for key, value in reversed(metadata)}
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode("utf-8", "replace") if isinstance(value, str) else value
-
-
-def _request_id(metadata: Metadata) -> str:
-    for key, value in metadata:
-        if key == "x-request-id" and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
-            return value
-    return new_request_id()
+    return {
+        key.encode(): value.encode("utf-8", "replace") if isinstance(value, str) else value
+        for key, value in reversed(metadata)
+    }
 
 
 def _host(context: Context) -> str:

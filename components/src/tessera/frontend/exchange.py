@@ -62,10 +62,10 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     def open(cls, scope: Scope, rates: RateLimiter | None = None, *, seconds: float = math.inf) -> Exchange:
         """Begin the exchange of an HTTP request that has ``seconds``, and keep it in the request's scope."""
         headers = dict(reversed(scope["headers"]))
-        given, length = headers.get(b"x-request-id", b""), headers.get(b"content-length", b"")
+        length = headers.get(b"content-length", b"")
         state = scope.setdefault("state", {})
         exchange = state["exchange"] = cls(
-            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else new_request_id()),
+            line=RequestLine(request_id_of(headers)),
             deadline=Deadline.after(seconds),
             path=scope["path"],
             method=scope["method"],
@@ -157,6 +157,7 @@ def exchange_of(scope: Scope) -> Exchange:
     return exchange
 
 
-def new_request_id() -> str:
-    """Return an id for a call whose client gave none: 32 hexadecimal digits."""
-    return secrets.token_hex(16)
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the id that a client gave its request, or a new one: 32 hexadecimal digits."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
