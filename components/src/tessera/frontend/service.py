@@ -96,7 +96,6 @@ class Service:
         self._known = KnownMedia(shared=names)
         self.metrics = FrontendMetrics(seat)
         self._lender = lender = Lender(name, capacity=_LENT_BYTES)
-        self.metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
         self._key_names = [key.name for key in access.keys] or [ANONYMOUS]
         if len(self._key_names) > MOST_KEYS:
             raise ConfigError(f"{len(self._key_names)} API keys are more than {MOST_KEYS}")
@@ -115,7 +114,7 @@ class Service:
             body_bytes=limits.bodies_bytes,
             group=group,
         )
-        self.metrics.watch_admission(admission)
+        self.metrics.watch(admission, lambda: lender.lent + group.elsewhere(LENT_BYTES))
         self.models = Models(
             self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
@@ -217,7 +216,6 @@ class Service:
         self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics, widths: Widths
     ) -> ServedModel:
         settings = self.settings
-        metrics.set_info()
         room = self.admission.open_room(
             given.name,
             Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY),
