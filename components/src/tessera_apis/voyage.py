@@ -175,20 +175,26 @@ def _translate(value: Json, served: Served) -> Translated:
 
 
 def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    values, usage = finished(result.rows.values, request, served.output), result.usage
-    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
-    body = {
-        "object": "list",
-        "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": served.model,
-        "usage": {
-            "text_tokens": usage.text_tokens,
-            "image_pixels": result.image_pixels,
-            "video_pixels": 0,
-            "total_tokens": usage.text_tokens + usage.image_tokens,
-        },
+    usage = {
+        "text_tokens": result.usage.text_tokens,
+        "image_pixels": result.image_pixels,
+        "video_pixels": 0,
+        "total_tokens": result.usage.total_tokens,
     }
-    return ResponseBody.of_json(body)
+    return _list(_embeddings(_rows(request, served, result)), served.model, usage)
+
+
+def _rows(request: EmbeddingsRequest, served: Served, result: Result) -> Sequence[object]:
+    values = finished(result.rows.values, request, served.output)
+    return base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
+
+
+def _embeddings(rows: Sequence[object]) -> list[JsonObject]:
+    return [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
+
+
+def _list(data: Sequence[JsonObject], model: str, usage: JsonObject) -> ResponseBody:
+    return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
 
 
 def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
@@ -231,21 +237,12 @@ def _too_many(param: str, limits: RequestLimits) -> InvalidInput:
 
 def write_contextualized(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """Write a list for each document, with a vector for each of its chunks."""
-    values = finished(result.rows.values, request, served.output)
-    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
-    data = [
-        {
-            "object": "list",
-            "index": index,
-            "data": [
-                {"object": "embedding", "index": place, "embedding": row}
-                for place, row in enumerate(rows[first:last])
-            ],
-        }
-        for index, (first, last) in enumerate(pairwise(result.rows.bounds.tolist()))
+    rows, bounds = _rows(request, served, result), pairwise(result.rows.bounds.tolist())
+    data: list[JsonObject] = [
+        {"object": "list", "index": index, "data": _embeddings(rows[first:last])}
+        for index, (first, last) in enumerate(bounds)
     ]
-    usage = {"total_tokens": result.usage.total_tokens}
-    return ResponseBody.of_json({"object": "list", "data": data, "model": served.model, "usage": usage})
+    return _list(data, served.model, {"total_tokens": result.usage.total_tokens})
 
 
 def _translate_contextualized(value: Json, served: Served) -> Translated:
@@ -271,8 +268,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them."""
     data = ranking(scores, "relevance_score", most=most, document=documents)
-    usage = {"total_tokens": scores.usage.total_tokens}
-    return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
+    return _list(data, model, {"total_tokens": scores.usage.total_tokens})
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:

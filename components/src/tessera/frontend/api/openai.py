@@ -672,11 +672,7 @@ USAGE: Final = object_of(
         cached_tokens=WHOLE,
     ),
 )
-_ANSWER: Final = answer_of(
-    "list",
-    data=list_of(_ROW),
-    usage=USAGE,
-)
+_ANSWER: Final = answer_of("list", data=list_of(_ROW), usage=USAGE)
 _MODEL: Final = object_of(
     id=TEXT,
     object={"const": "model"},
@@ -753,13 +749,9 @@ def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -
             found = row_entries(finished(rows.values, request, output), None, request, "embedding")
         for entry, own in zip(entries, found, strict=True):
             entry |= own
-    for index, error in result.errors.items():
-        entries[index] = {
-            "object": "embedding",
-            "index": index,
-            "embedding": None,
-            "error": error_object(error),
-        }
+    for index in result.errors:
+        entries[index] = {"object": "embedding", "index": index}
+    put_errors(entries, result, "embedding")
     return entries
 
 
