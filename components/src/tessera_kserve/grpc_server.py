@@ -39,7 +39,7 @@ from tessera.frontend.api.values import JsonObject
 from tessera.frontend.exchange import Exchange, request_id_of
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.errors import Failure, release, render, render_status
-from tessera.frontend.http.middleware import AnswerCounts
+from tessera.frontend.http.middleware import answer_counts
 from tessera.frontend.http.server import listening
 from tessera.frontend.http.tls import Accepted, Certificate
 from tessera.frontend.service import Service
@@ -118,7 +118,7 @@ class GrpcServer:
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
-        self._counts = AnswerCounts(service.metrics)
+        self._count = answer_counts(service.metrics)
         limits = service.settings.limits
         self._receiver = Receiver(
             settings.max_message_bytes, lambda: service.admission.bodies.own, inference.hold
@@ -482,7 +482,7 @@ class GrpcServer:
                 failure = exchange.failure
                 model = str(line.fields.get("model") or "")
                 code = None if failure is None else failure.error["code"]
-                self._counts.of(path, status, code, model)(seconds)
+                self._count(path, status, code, model)(seconds)
                 if failure is not None:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)

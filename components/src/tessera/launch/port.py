@@ -28,7 +28,8 @@ class Port:
         self._metrics = str(metrics)
         self._own = own
         memory = [os.memfd_create(f"tessera-frontends-{name}") for name in ("table", "cache")]
-        self.descriptors = [_high(number) for number in (*(one.fileno() for one in sockets), *memory)]
+        own_numbers = (*(one.fileno() for one in sockets), *memory)
+        self.descriptors = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number in own_numbers]
         """What a frontend inherits, as ``children.spawn`` takes it."""
         for number in memory:
             os.close(number)
@@ -71,7 +72,3 @@ class Port:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
-
-
-def _high(descriptor: int) -> int:
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
