@@ -107,10 +107,7 @@ async def _counted(
     nbytes = count * (_NUMBER_BYTES + _TEXT_BYTES * spelled)
     _take(service, exchange, nbytes, nbytes)
     write = partial(_write, prompts, count, model.pipeline.max_tokens, model.model if spelled else None)
-    if count <= _FEW:
-        return write()
-    async with exchange.deadline.bound():
-        return await service.threads.run(write, exchange.client)
+    return write() if count <= _FEW else await exchange.aside(service.threads, write)
 
 
 def _take(service: Service, exchange: Exchange, more: int, nbytes: int) -> None:

@@ -215,9 +215,7 @@ class GrpcServer:
         def shared(kind: type[M], answer: Callable[[str, M], Message]) -> Method:
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
                 regions.check_peer(exchange.peer)
-                deadline = Deadline.after(inference.patience)
-                client = exchange.client
-                return await regions.aside(client, deadline, answer, client, parsed(kind, raw))
+                return await inference.at_regions(exchange, answer, parsed(kind, raw))
 
             return answered
 

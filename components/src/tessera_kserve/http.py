@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import orjson
@@ -34,7 +34,6 @@ from tessera.frontend.api.values import (
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
-from tessera.tasks import Deadline
 from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted, check_count
 from tessera_kserve.inference import Inference
 from tessera_kserve.shared_memory.cuda import CudaMemory
@@ -57,7 +56,6 @@ SMALL_BODY_BYTES: Final = 1 << 16
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
-T = TypeVar("T")
 Handler = Callable[..., Awaitable[Response]]
 
 
@@ -258,17 +256,15 @@ class Routes:
         """Add the routes of one kind of shared memory."""
 
         async def unregister(request: Request, region: str = "") -> Response:
-            client = self._client(request)
-            await self._aside(client, self._regions.unregister, client, kind, region)
+            await self._inference.at_regions(self._own(request), self._regions.unregister, kind, region)
             return JSONResponse({})
 
         def described(client: str, region: str) -> Response:
             return JSONResponse([entry.described for entry in self._regions.regions(client, kind, region)])
 
         async def status(request: Request, region: str = "") -> Response:
-            client = self._client(request)
             # All that a key may have take 2 ms, and 32 such requests begin in one turn of the event loop.
-            return await self._aside(client, described, client, region)
+            return await self._inference.at_regions(self._own(request), described, region)
 
         self._add(f"/{name}/region/{{region}}/register", register)
         self._add(f"/{name}/region/{{region}}/unregister", unregister)
@@ -316,38 +312,33 @@ class Routes:
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
     async def register_system(self, request: Request, region: str) -> Response:
-        client = self._client(request)
-        body = await self._registration(request, "key", "offset", "byte_size")
-        key = string(body.get("key"), "key")
-        offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
-        await self._aside(client, self._regions.register_system, client, region, key, offset, size)
+        exchange, body = await self._registration(request, "key", "offset", "byte_size")
+        asked = string(body.get("key"), "key"), _whole(body, "offset", 0), _whole(body, "byte_size")
+        await self._inference.at_regions(exchange, self._regions.register_system, region, *asked)
         return JSONResponse({})
 
     async def register_cuda(self, request: Request, region: str) -> Response:
-        client = self._client(request)
-        body = await self._registration(request, "raw_handle", "device_id", "byte_size")
+        exchange, body = await self._registration(request, "raw_handle", "device_id", "byte_size")
         device, size = _whole(body, "device_id"), _whole(body, "byte_size")
-        handle = _handle(body.get("raw_handle"))
-        await self._aside(client, self._regions.register_cuda, client, region, handle, device, size)
+        asked = _handle(body.get("raw_handle")), device, size
+        await self._inference.at_regions(exchange, self._regions.register_cuda, region, *asked)
         return JSONResponse({})
 
-    async def _registration(self, request: Request, *known: str) -> JsonObject:
-        """Read the body of a registration."""
+    async def _registration(self, request: Request, *known: str) -> tuple[Exchange, JsonObject]:
+        """Read the body of a registration, unless another host's client sends it."""
+        exchange = self._own(request)
         body = json_object(read_json(await self._body(request)))
         reject_unknown(body, known, "")
-        return body
+        return exchange, body
 
     async def _body(self, request: Request, limit: int = SMALL_BODY_BYTES) -> bytes:
         return await read_body(request, limit=limit, timeout=self._inference.patience)
 
-    def _client(self, request: Request) -> str:
-        """Return whose regions are asked for; raises ``UnsupportedOperation`` for another host's client."""
+    def _own(self, request: Request) -> Exchange:
+        """Return the exchange of a client of this host; raises ``UnsupportedOperation`` for another's."""
         exchange = exchange_of(request.scope)
         self._regions.check_peer(exchange.peer)
-        return exchange.client
-
-    async def _aside(self, client: str, work: Callable[..., T], *args: object) -> T:
-        return await self._regions.aside(client, Deadline.after(self._inference.patience), work, *args)
+        return exchange
 
 
 def _whole(body: JsonObject, name: str, default: int | None = None) -> int:

@@ -115,8 +115,12 @@ class Inference:
 
     async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
         """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
-        async with exchange.deadline.bound():
-            return await (threads or self._service.threads).run(work, exchange.client)
+        return await exchange.aside(threads or self._service.threads, work)
+
+    async def at_regions(self, exchange: Exchange, work: Callable[..., T], *args: object) -> T:
+        """Return the result of ``work`` for the exchange's client, on a thread of the regions."""
+        client, deadline = exchange.client, Deadline.after(self.patience)
+        return await self.regions.aside(client, deadline, work, client, *args)
 
     async def infer(self, call: Call, exchange: Exchange) -> Answer:
         """Answer a call that holds no place yet; raises ``TesseraError``."""

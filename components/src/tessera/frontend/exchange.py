@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.types import Scope
@@ -18,6 +18,9 @@ from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
 from tessera.tasks import Deadline, Departure
+from tessera.turns import Threads
+
+T = TypeVar("T")
 
 # It is echoed in a header and in logs, where a line break would forge another line.
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -143,6 +146,11 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             held, self.body = [self.body], None
             free_aside(held.clear, len(held[0]))
         self.hold_only(0)
+
+    async def aside(self, threads: Threads, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which a thread does in the turn of the request's key."""
+        async with self.deadline.bound():
+            return await threads.run(work, self.client)
 
     def leave(self) -> None:
         """Give the request's place back, if it has one."""

@@ -488,8 +488,7 @@ class Endpoint:
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
-        async with exchange.deadline.bound():
-            return await exchange.departure.during(self._bodies.run(work, exchange.client))
+        return await exchange.departure.during(exchange.aside(self._bodies, work))
 
     async def _written(
         self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
@@ -503,8 +502,7 @@ class Endpoint:
         if not _is_large(result, served.served.output):
             return await self._turns.run(write, exchange.client)
         # The other requests of this process go on between the blocks of the rows.
-        async with exchange.deadline.bound():
-            return await exchange.departure.during(self._threads.run(write, exchange.client))
+        return await exchange.departure.during(exchange.aside(self._threads, write))
 
     def choose(self, exchange: Exchange, body: Json, choice: Choice) -> ServedModel:
         """Return the model that a request means, which the request now counts for.

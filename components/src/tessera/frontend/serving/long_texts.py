@@ -45,13 +45,14 @@ _MESSAGE_BYTES: Final = 4 << 20
 _MOST_MESSAGE: Final = 2048
 # A fork server with a vocabulary of 150,000 tokens holds 240 MB.
 _IDLE_SECONDS: Final = 120.0
+_MOST_PROCESSES: Final = 4
 # Behind the loop, and behind what is made on threads: those are the texts that models read whole.
 _NICE: Final = 10
 
 
-def _processes() -> int:
-    """One for each processor but the event loop's, at least 2 and at most 4."""
-    return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
+def beside_the_loop(most: int) -> int:
+    """Return one for each processor but the event loop's, at least 2; more would take time from the loop."""
+    return min(most, max(2, len(os.sched_getaffinity(0)) - 1))
 
 
 class _Built(msgspec.Struct, frozen=True, tag=True):
@@ -95,7 +96,7 @@ class LongTexts:
         self._setup = _Setup(model_path=str(directory), options=dict(options))
         self._max_tokens = max_tokens
         self._limits = Limits(seconds=seconds, memory_bytes=_MEMORY_BYTES)
-        self._count = _processes()
+        self._count = beside_the_loop(_MOST_PROCESSES)
         self._threads = Threads(self._count, "tokenise-long")
         self.turns = self._threads.turns
         self._lock = threading.Lock()
