@@ -30,7 +30,7 @@ from tessera.frontend.api.body import (
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.documents import check_chunks, document_of
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, base64_rows
+from tessera.frontend.api.formats import Long, ResponseBody, Values, base64_rows
 from tessera.frontend.api.openai import finished
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
@@ -175,7 +175,7 @@ def _translate(value: Json, served: Served) -> Translated:
 
 
 def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    usage = {
+    usage: JsonObject = {
         "text_tokens": result.usage.text_tokens,
         "image_pixels": result.image_pixels,
         "video_pixels": 0,
@@ -184,12 +184,12 @@ def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> 
     return _list(_embeddings(_rows(request, served, result)), served.model, usage)
 
 
-def _rows(request: EmbeddingsRequest, served: Served, result: Result) -> Sequence[object]:
+def _rows(request: EmbeddingsRequest, served: Served, result: Result) -> Values | list[str | Long]:
     values = finished(result.rows.values, request, served.output)
     return base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
 
 
-def _embeddings(rows: Sequence[object]) -> list[JsonObject]:
+def _embeddings(rows: Values | list[str | Long]) -> list[JsonObject]:
     return [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
 
 

@@ -189,9 +189,9 @@ class ModelMetrics:
 
     def __init__(self, all_models: FrontendMetrics, model: str) -> None:
         self.model = model
-        self.input_errors = lambda code: all_models.input_errors.labels(code, model)
+        self.input_errors: Callable[[str], Counter] = lambda code: all_models.input_errors.labels(code, model)
         """The counter of inputs that failed with a ``code``."""
-        self.rows_of = lambda output: all_models.output_rows.labels(output, model)
+        self.rows_of: Callable[[str], Counter] = lambda output: all_models.output_rows.labels(output, model)
         """The counter of an ``output``'s rows, which exists from then on."""
         self._gauges = all_models._gauges
         self._watched: list[Callable[[], None]] = []

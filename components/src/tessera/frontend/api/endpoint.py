@@ -37,6 +37,7 @@ from tessera.frontend.api.schema import Schema, operation
 from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.request import (
+    AnyRequest,
     EmbeddingsRequest,
     EmbedDtype,
     EncodingFormat,
@@ -380,7 +381,7 @@ class Task(Protocol[R]):
     """Declares a request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
 
     @property
-    def request(self) -> EmbeddingsRequest | ScoreRequest: ...
+    def request(self) -> AnyRequest: ...
 
     @property
     def write(self) -> Callable[[R], ResponseBody]: ...
@@ -557,7 +558,7 @@ class Endpoint:
         if models.served:
             raise _unsupported(exchange, models.served[0], kinds)
 
-    def call(self, exchange: Exchange, request: EmbeddingsRequest | ScoreRequest, served: Served) -> Call:
+    def call(self, exchange: Exchange, request: AnyRequest, served: Served) -> Call:
         """Return what all work for the request has in common; the body may set the request's id.
 
         Raises ``ModelNotFound`` for a model that is not served here.

@@ -48,10 +48,6 @@ class TraceMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    def refuse_at_once(self, scope: Scope) -> Answer | None:
-        """Return None: what the other would refuse at once is to be seen."""
-        return None
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
