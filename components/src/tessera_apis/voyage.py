@@ -197,7 +197,7 @@ def _list(data: Sequence[JsonObject], model: str, usage: JsonObject) -> Response
     return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
 
 
-def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
+def _translate_contextualized(value: Json, served: Served) -> Translated:
     body, limits = CONTEXTUALIZED.read(value), served.limits
     check_chunks(served, "model")
     builder = InputBuilder.of(None, body.input_type, limits)
@@ -210,7 +210,7 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
         chunks = _chunks(entry, path, builder, most=left)
         left -= len(chunks)
         documents.append(document_of(chunks, path, limits))
-    return EmbeddingsRequest(
+    request = EmbeddingsRequest(
         inputs=tuple(documents),
         outputs=(CHUNKS,),
         model=body.model,
@@ -220,6 +220,7 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
         dimensions=body.output_dimension,
         dimensions_param="output_dimension",
     )
+    return Translated(request=request, write=partial(write_contextualized, request, served))
 
 
 def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> list[Input]:
@@ -243,11 +244,6 @@ def write_contextualized(request: EmbeddingsRequest, served: Served, result: Res
         for index, (first, last) in enumerate(bounds)
     ]
     return _list(data, served.model, {"total_tokens": result.usage.total_tokens})
-
-
-def _translate_contextualized(value: Json, served: Served) -> Translated:
-    request = parse_contextualized(value, served)
-    return Translated(request=request, write=partial(write_contextualized, request, served))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:

@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-import numpy as np
-import orjson
 import pybase64
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import read_body
+from tessera.frontend.api.formats import json_content, json_matrix
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.values import (
     Json,
@@ -39,7 +38,7 @@ from tessera_kserve.inference import Inference
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.memory import Memory
 from tessera_kserve.shared_memory.system import SystemMemory
-from tessera_kserve.tensors import Tensor, Values, json_values, of_raw, of_values
+from tessera_kserve.tensors import Tensor, json_values, of_raw, of_values
 
 PREFIX: Final = "/v2"
 BELOW: Final = tuple(
@@ -49,8 +48,6 @@ BELOW: Final = tuple(
 """What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
 OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
 _HEAD_LENGTH: Final = b"inference-header-content-length"
-# Of an answer in JSON: 2 ms.
-_PIECE_VALUES: Final = 1 << 15
 SMALL_BODY_BYTES: Final = 1 << 16
 """Of an index and of registrations, which have a few short fields."""
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
@@ -152,27 +149,20 @@ def write_answer(answer: Answer, call: Call, binary: frozenset[str]) -> Response
             behind.append(raw)
             one["parameters"] = {"binary_data_size": len(raw)}
         else:
-            one["data"] = _in_pieces(json_values(tensor))
+            values = json_values(tensor)
+            one["data"] = values if isinstance(values, list) else json_matrix(values)
         described.append(one)
     head: JsonObject = {"model_name": answer.model, "model_version": "1"}
     if answer.id:
         head["id"] = answer.id
     head["outputs"] = described
-    content = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    written = json_content(head)
+    content = b"".join(written) if isinstance(written, tuple) else bytes(written)
     headers = {"x-request-id": answer.request_id}
     if not behind:
         return Response(content, media_type="application/json", headers=headers)
     headers[_HEAD_LENGTH.decode()] = str(len(content))
     return Response(b"".join((content, *behind)), media_type="application/octet-stream", headers=headers)
-
-
-def _in_pieces(values: Values | list[str]) -> Values | list[str] | orjson.Fragment:
-    """Write many numbers a piece at a time: orjson keeps the interpreter for as long as it writes."""
-    if isinstance(values, list) or len(values) <= _PIECE_VALUES:
-        return values
-    parts = np.array_split(values, -(-len(values) // _PIECE_VALUES))
-    pieces = [orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for part in parts]
-    return orjson.Fragment(b"[%b]" % b",".join(pieces))
 
 
 def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:

@@ -36,7 +36,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     ``departure`` ends the work when the client goes away. ``model`` is the name of the model that answers,
     once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form where that is not
     the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's, once it has been
-    read.
+    read. ``held_bytes`` are those that the request holds.
     """
 
     line: RequestLine
@@ -57,9 +57,9 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     error_shape: ErrorShape | None = None
     unexpected: Exception | None = None
     body: bytes | None = None
+    held_bytes: int = 0
     _counted: bool = False
     _paid: bool = False
-    _held_bytes: int = 0
 
     @classmethod
     def open(cls, scope: Scope, rates: RateLimiter | None = None, *, seconds: float = math.inf) -> Exchange:
@@ -107,7 +107,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         """
         if self.bodies is not None:
             self.bodies.hold(self.client, nbytes)
-            self._held_bytes += nbytes
+            self.held_bytes += nbytes
 
     def hold_once_free(self, nbytes: int, spare: int = 0) -> None:
         """As ``hold``, for who asks until there is room, which counts as no refusal.
@@ -118,7 +118,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             if not self.bodies.admits(self.client, nbytes + spare):
                 raise self.bodies.overloaded(self.client, nbytes)
             self.bodies.take(self.client, nbytes)
-            self._held_bytes += nbytes
+            self.held_bytes += nbytes
 
     async def hold_in_turn(self, nbytes: int, seconds: float) -> None:
         """Hold bytes that somebody else will send, once there is room for them.
@@ -127,18 +127,13 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         """
         if self.bodies is not None:
             await self.bodies.hold_in_turn(self.client, nbytes, seconds)
-            self._held_bytes += nbytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes that the request holds."""
-        return self._held_bytes
+            self.held_bytes += nbytes
 
     def hold_only(self, nbytes: int) -> None:
         """Hold so many bytes, which are no more than are held already."""
-        if self.bodies is not None and self._held_bytes > nbytes:
-            self.bodies.give(self.client, self._held_bytes - nbytes)
-            self._held_bytes = nbytes
+        if self.bodies is not None and self.held_bytes > nbytes:
+            self.bodies.give(self.client, self.held_bytes - nbytes)
+            self.held_bytes = nbytes
 
     def let_go(self) -> None:
         """Give back the bytes of the request, which is answered or not wanted any more."""

@@ -524,7 +524,7 @@ class Service:
             try:
                 self._folders = Folders()
                 if self._folders.free_bytes < _LEAST_FREE_BYTES:
-                    raise OSError(errno.ENOSPC, "less than 8 MiB are left", self._folders.path)
+                    raise OSError(errno.ENOSPC, "less than 8 MiB are left", str(self._folders.path))
             except OSError as error:
                 said = f"{error.strerror}; TMPDIR names another place"
                 raise OSError(error.errno, said, error.filename) from error

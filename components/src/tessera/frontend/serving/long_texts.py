@@ -74,13 +74,6 @@ _decode_done: Final = msgspec.msgpack.Decoder(_Done)
 _decode_list: Final = msgspec.msgpack.Decoder(list[_Built | Failure])
 
 
-class _Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes are made of."""
-
-    model_path: str
-    options: dict[str, object]
-
-
 class LongTexts:
     """Makes prompts in processes, which requests take in turns by key; owned by one event loop.
 
@@ -93,7 +86,7 @@ class LongTexts:
     def __init__(
         self, directory: Path, options: Mapping[str, object], *, max_tokens: int, seconds: float
     ) -> None:
-        self._setup = _Setup(model_path=str(directory), options=dict(options))
+        self._setup = msgspec.json.encode((str(directory), dict(options))).decode()
         self._max_tokens = max_tokens
         self._limits = Limits(seconds=seconds, memory_bytes=_MEMORY_BYTES)
         self._count = beside_the_loop(_MOST_PROCESSES)
@@ -137,7 +130,7 @@ class LongTexts:
         return Pool(
             "tokeniser",
             f"{__name__}:Handler",
-            msgspec.json.encode(self._setup).decode(),
+            self._setup,
             _decode_done,
             self._limits,
             # Pages are no memory until they are written to.
@@ -194,8 +187,8 @@ class Handler:
 
     def __init__(self, setup: str) -> None:
         os.nice(_NICE)
-        settings = msgspec.json.decode(setup, type=_Setup)
-        self._model = open_model(Path(settings.model_path), settings.options)
+        directory, options = msgspec.json.decode(setup)
+        self._model = open_model(Path(directory), options)
         # A confined process can import nothing, so what is imported late is imported here.
         content = Content(parts=("warm-up",), role=Role.NONE)
         tasks: list[InputTask | Pairs] = [InputTask(content, self._model.max_tokens, Truncate.END, "")]
