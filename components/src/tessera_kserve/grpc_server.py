@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -96,7 +96,6 @@ _CODES: Final = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
-M = TypeVar("M", bound=Message)
 Context = Any
 Messages = AsyncIterator[bytes]
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -206,31 +205,34 @@ class GrpcServer:
     def _methods(self) -> dict[str, Method]:
         inference, regions = self._inference, self._inference.regions
 
-        def of(kind: type[M], answer: Callable[[M], Message]) -> Method:
+        def kinds(name: str) -> tuple[type[Message], type[Message]]:
+            return getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+
+        def of(name: str, answer: Callable[[Any], JsonObject]) -> Method:
+            """Answer by what is known without waiting."""
+            request, response = kinds(name)
+
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
-                return answer(parsed(kind, raw))
+                return ParseDict(answer(parsed(request, raw)), response())
 
             return answered
 
-        def shared(kind: type[M], answer: Callable[[str, M], Message]) -> Method:
+        def shared(name: str, answer: Callable[[str, Any], JsonObject | None]) -> Method:
+            request, response = kinds(name)
+
+            def written(client: str, asked: Message) -> Message:
+                return ParseDict(answer(client, asked) or {}, response())
+
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
                 regions.check_peer(exchange.peer)
-                return await inference.at_regions(exchange, answer, parsed(kind, raw))
+                return await inference.at_regions(exchange, written, parsed(request, raw))
 
             return answered
-
-        def configuration(asked: pb.ModelConfigRequest) -> Message:
-            return pb.ModelConfigResponse(
-                config=ParseDict(inference.configuration(asked.name, asked.version), pb.ModelConfig())
-            )
 
         async def statistics(raw: bytes, context: Context, exchange: Exchange) -> Message:
             asked = parsed(pb.ModelStatisticsRequest, raw)
             found = await inference.aside(partial(inference.counted, asked.name, asked.version), exchange)
             return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
-
-        def index(asked: pb.RepositoryIndexRequest) -> Message:
-            return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
 
         def of_memory(
             name: str, kind: type[Memory], register: Callable[[str, Any], None]
@@ -244,15 +246,9 @@ class GrpcServer:
             def unregister(client: str, asked: Any) -> None:
                 regions.unregister(client, kind, asked.name)
 
-            def method(words: str, answer: Callable[[str, Any], JsonObject | None]) -> Method:
-                request, response = (getattr(pb, f"{words}{end}") for end in ("Request", "Response"))
-                return shared(
-                    request, lambda client, asked: ParseDict(answer(client, asked) or {}, response())
-                )
-
             answers = {"Status": status, "Register": register, "Unregister": unregister}
             named = {f"{name}SharedMemory{word}": answer for word, answer in answers.items()}
-            return {words: method(words, answer) for words, answer in named.items()}
+            return {words: shared(words, answer) for words, answer in named.items()}
 
         def register_system(client: str, asked: pb.SystemSharedMemoryRegisterRequest) -> None:
             regions.register_system(client, asked.name, asked.key, asked.offset, asked.byte_size)
@@ -263,26 +259,18 @@ class GrpcServer:
         async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:
             raise UnsupportedOperation("this service does not have that")
 
+        known: dict[str, Callable[[Any], JsonObject]] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": inference.ready},
+            "ModelReady": lambda asked: {"ready": inference.model_ready(asked.name, asked.version)},
+            "ServerMetadata": lambda _: inference.server(),
+            "ModelMetadata": lambda asked: inference.metadata(asked.name, asked.version),
+            "ModelConfig": lambda asked: {"config": inference.configuration(asked.name, asked.version)},
+            "RepositoryIndex": lambda asked: {"models": inference.index(ready=asked.ready)},
+        }
         methods = {
-            "ServerLive": of(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=True)),
-            "ServerReady": of(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=inference.ready)),
-            "ModelReady": of(
-                pb.ModelReadyRequest,
-                lambda asked: pb.ModelReadyResponse(ready=inference.model_ready(asked.name, asked.version)),
-            ),
-            "ServerMetadata": of(
-                pb.ServerMetadataRequest,
-                lambda _: ParseDict(inference.server(), pb.ServerMetadataResponse()),
-            ),
-            "ModelMetadata": of(
-                pb.ModelMetadataRequest,
-                lambda asked: ParseDict(
-                    inference.metadata(asked.name, asked.version), pb.ModelMetadataResponse()
-                ),
-            ),
-            "ModelConfig": of(pb.ModelConfigRequest, configuration),
+            **{name: of(name, answer) for name, answer in known.items()},
             "ModelStatistics": statistics,
-            "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
             **of_memory("System", SystemMemory, register_system),
             **of_memory("Cuda", CudaMemory, register_cuda),
             _INFER: self._infer,

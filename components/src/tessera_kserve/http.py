@@ -23,6 +23,7 @@ from tessera.frontend.api.values import (
     JsonObject,
     expected,
     filled_string,
+    integer,
     json_object,
     known_object,
     plain_list,
@@ -332,10 +333,7 @@ class Routes:
 
 
 def _whole(body: JsonObject, name: str, default: int | None = None) -> int:
-    value = body.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise expected(name, "a whole number", value)
-    return value
+    return integer(body.get(name, default), name, low=-(2**63), high=2**63 - 1, what="a whole number")
 
 
 def _handle(value: Json) -> bytes:
