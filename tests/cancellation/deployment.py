@@ -66,7 +66,7 @@ async def in_process(
             port=port,
             drain_seconds=5,
             limits=settings.limits.connection,
-            refuse=app.refuse_at_once,
+            refuse=service.refuse_at_once,
             keys=service.keys,
         )
         serving = asyncio.create_task(server.serve())

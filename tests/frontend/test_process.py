@@ -48,34 +48,22 @@ def token_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
 
 
 @pytest.mark.usefixtures("forks")
-def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
-    ended = subprocess.run(
-        [*command, "--dimensions-allowed", "64-128, 256"],
-        env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 1
-    said = "--dimensions-allowed 64-128, 256: 256 goes beyond the model's own width, 128"
-    assert said in ended.stderr.splitlines()[-1]
-
-
-@pytest.mark.usefixtures("forks")
-def test_means_of_runs_of_a_model_that_pools_one_token_end_the_frontend_at_its_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--dimensions-allowed", "64-128, 256"), "256 goes beyond the model's own width, 128"),
+        (("--max-embed-tokens", "2000"), "a vector of 'cls' is not the mean of its tokens' states"),
+    ],
+)
+def test_what_a_model_cannot_do_ends_the_frontend_at_its_start(
+    tmp_path: Path, flags: tuple[str, str], said: str
+) -> None:
     write_checkpoint(tmp_path / "cls", replace(ENCODER, pooling="cls_token"))
-    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(tmp_path / "cls")]
-    ended = subprocess.run(
-        [*command, "--max-embed-tokens", "2000"],
-        env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(tmp_path / "cls"), *flags]
+    environment = os.environ | {"DYN_FILE_KV": str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    said = "--max-embed-tokens 2000: a vector of 'cls' is not the mean of its tokens' states"
-    assert said in ended.stderr.splitlines()[-1]
+    assert f"{' '.join(flags)}: {said}" in ended.stderr.splitlines()[-1]
 
 
 def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client) -> None:

@@ -31,6 +31,7 @@ def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
         "tessera.machine",
         "tessera.defaults",
         "tessera.etcd",
+        "tessera.listening",
         "tessera.model_names",
         "tessera.terminal",
     )

@@ -27,7 +27,7 @@ from tessera.launch.report import Report
 from tessera.launch.supervisor import Supervisor
 signals = Signals()
 if "reread" in sys.argv:
-    signals.reread_when_told()
+    signals.rereads = True
 supervisor = Supervisor(signals, Report("text"), 1)
 for name, role, *command in json.loads(sys.argv[1]):
     if role == "other":

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from tessera.frontend.api.endpoint import LARGE_BODY_BYTES, LoopTurns
+from tessera.frontend.exchange import Exchange
+from tessera.logs import RequestLine
 from tessera.tasks import Deadline
 from tessera.turns import Threads
 from tessera_kserve.inference import Inference
 
 
-def exchange() -> Any:
-    """Of a request what is asked for here."""
-    return SimpleNamespace(client="", deadline=Deadline.after(60.0))
+def exchange() -> Exchange:
+    return Exchange(line=RequestLine("r"), deadline=Deadline.after(60.0), path="/")
 
 
 @pytest.fixture

@@ -176,10 +176,7 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_pooling(body, served)
-    return Translated(
-        request=request,
-        write=partial(write_pooling, request, served),
-    )
+    return Translated(request=request, write=partial(write_pooling, request, served))
 
 
 _ROW: Final = object_of(
@@ -190,11 +187,7 @@ _ROW: Final = object_of(
     shape=SHAPE,
     error=ERROR_OBJECT,
 )
-_ANSWER: Final = answer_of(
-    "list",
-    data=list_of(_ROW),
-    usage=USAGE,
-)
+_ANSWER: Final = answer_of("list", data=list_of(_ROW), usage=USAGE)
 
 
 def _routes(service: Service) -> list[ApiRoute]:

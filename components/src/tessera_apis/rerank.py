@@ -147,17 +147,12 @@ def _translate(exchange: Exchange, value: Json, served: Served) -> TranslatedSco
 
 def _described(path: str) -> dict[str, Any]:
     """The fields of every form that comes by a path, of which each takes its own."""
-    schemas = [FORM.schema]
-    answers = [_answer(path)]
-    errors = [ERROR]
+    forms = [(FORM.schema, _answer(path), ERROR)]
     if path != V2:
-        schemas.append(voyage.RERANK.schema)
-        answers.append(voyage.RERANK_ANSWER)
-        errors.append(voyage.ERROR)
+        forms.append((voyage.RERANK.schema, voyage.RERANK_ANSWER, voyage.ERROR))
     if path == BARE:
-        schemas.append(tei.RERANK.schema)
-        answers.append(tei.RERANK_ANSWER)
-        errors.append(tei.ERROR)
+        forms.append((tei.RERANK.schema, tei.RERANK_ANSWER, tei.ERROR))
+    schemas, answers, errors = map(list, zip(*forms, strict=True))
     properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}
     needed = [{"required": each["required"]} for each in schemas]
     body = {**FORM.schema, "properties": properties, "required": ["query"], "anyOf": needed}

@@ -87,7 +87,6 @@ class ScoreOptions(Options, kw_only=True):
             max_tokens=max_tokens,
             max_query_tokens=self.max_tokens_per_query or None,
             max_document_tokens=self.max_tokens_per_doc or None,
-            user=self.user,
             priority=self.priority,
             request_id=self.request_id,
             cache_salt=self.cache_salt or "",

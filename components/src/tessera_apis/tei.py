@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
@@ -36,8 +36,6 @@ from tessera.frontend.api.body import (
 from tessera.frontend.api.content import InputBuilder, read_tokens
 from tessera.frontend.api.endpoint import (
     DENSE,
-    SPARSE,
-    TOKEN_VECTORS,
     VECTORS,
     Choice,
     Translated,
@@ -93,7 +91,7 @@ _PROMPT_NAME: Final = (
 )
 
 
-class _Truncation(msgspec.Struct, kw_only=True):
+class _Options(msgspec.Struct, kw_only=True):
     truncate: CutOrError = False
     truncation_direction: Annotated[
         Truncate, named(DIRECTIONS, "Left or Right"), about("The side that is cut.")
@@ -105,7 +103,7 @@ class _Truncation(msgspec.Struct, kw_only=True):
         return self.truncation_direction if self.truncate else Truncate.NONE
 
 
-class TeiEmbedAllRequest(_Truncation, kw_only=True):
+class TeiEmbedAllRequest(_Options, kw_only=True):
     """Declares the body of ``/embed_all`` and ``/embed_sparse``, whose rows have the model's own width."""
 
     inputs: Annotated[
@@ -141,7 +139,7 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     instruction: Instruction = None
 
 
-class TeiRerankRequest(_Truncation, kw_only=True):
+class TeiRerankRequest(_Options, kw_only=True):
     """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
 
     query: Annotated[String, about("What is looked for.", QUERY_EXAMPLE)]
@@ -342,6 +340,7 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 ERROR: Final = object_of(error=TEXT, error_type=TEXT)
 
+_WEIGHTS: Final = list_of(object_of(index=WHOLE, value={"type": "number"}))
 RERANK_ANSWER: Final = list_of(object_of(optional=("text",), index=WHOLE, score=SCORE, text=TEXT))
 
 
@@ -364,35 +363,24 @@ def _routes(service: Service) -> list[ApiRoute]:
         kinds=VECTORS | {OutputKind.SCORE},
     )
     summary = "What the served model does: embed text, or order texts by their relevance"
+    forms: tuple[tuple[str, str, Form[Any], OutputKind, Schema], ...] = (
+        ("embed", "Embed text", EMBED, OutputKind.VECTOR, NUMBERS),
+        ("embed_all", "Vectors of each token of a text", EMBED_ALL, OutputKind.TOKENS, MATRIX),
+        ("embed_sparse", "Weights of token ids of a text", EMBED_SPARSE, OutputKind.SPARSE, _WEIGHTS),
+    )
     return [
-        endpoint.route(
-            "/embed",
-            partial(_translate, EMBED, OutputKind.VECTOR),
-            name="embed",
-            summary="Embed text",
-            body=EMBED.schema,
-            answer=list_of(NUMBERS),
-            error=ERROR,
-        ),
-        endpoint.route(
-            "/embed_all",
-            partial(_translate, EMBED_ALL, OutputKind.TOKENS),
-            name="embed_all",
-            summary="Vectors of each token of a text",
-            body=EMBED_ALL.schema,
-            answer=list_of(MATRIX),
-            error=ERROR,
-            kinds=TOKEN_VECTORS,
-        ),
-        endpoint.route(
-            "/embed_sparse",
-            partial(_translate, EMBED_SPARSE, OutputKind.SPARSE),
-            name="embed_sparse",
-            summary="Weights of token ids of a text",
-            body=EMBED_SPARSE.schema,
-            answer=list_of(list_of(object_of(index=WHOLE, value={"type": "number"}))),
-            error=ERROR,
-            kinds=SPARSE,
+        *(
+            endpoint.route(
+                f"/{name}",
+                partial(_translate, form, kind),
+                name=name,
+                summary=text,
+                body=form.schema,
+                answer=list_of(rows),
+                error=ERROR,
+                kinds=frozenset((kind,)),
+            )
+            for name, text, form, kind, rows in forms
         ),
         *(ApiRoute(path, own, summary=summary, described=described) for path in OWN),
         get_route("/info", info, _INFO, 401, summary="What is served, as TEI says it"),

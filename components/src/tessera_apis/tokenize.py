@@ -67,17 +67,6 @@ _NUMBER_BYTES: Final = 16
 _TEXT_BYTES: Final = 32
 
 
-async def _tokenize(service: Service, http: Request) -> Response:
-    """The tokens that the same inputs would be embedded as."""
-    exchange = exchange_of(http.scope)
-    model, asked = await service.endpoint.read(http, partial(_translate, exchange))
-    if isinstance(asked, tei.TokenizeRequest):
-        content = await exchange.departure.during(_pieces(service, exchange, model, asked))
-    else:
-        content = await exchange.departure.during(_counted(service, exchange, model, *asked))
-    return Response(content, media_type="application/json")
-
-
 def _translate(
     exchange: Exchange, value: Json, served: Served
 ) -> tei.TokenizeRequest | tuple[EmbeddingsRequest, bool]:
@@ -118,10 +107,7 @@ async def _counted(
     nbytes = count * (_NUMBER_BYTES + _TEXT_BYTES * spelled)
     _take(service, exchange, nbytes, nbytes)
     write = partial(_write, prompts, count, model.pipeline.max_tokens, model.model if spelled else None)
-    if count <= _FEW:
-        return write()
-    async with exchange.deadline.bound():
-        return await service.threads.run(write, exchange.client)
+    return write() if count <= _FEW else await exchange.aside(service.threads, write)
 
 
 def _take(service: Service, exchange: Exchange, more: int, nbytes: int) -> None:
@@ -175,7 +161,13 @@ _ERROR: Final = {"anyOf": [OPENAI_ERROR, tei.ERROR]}
 def _routes(service: Service) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
         """One input's ``tokens``, or ``data`` with those of each of several."""
-        return await _tokenize(service, request)
+        exchange = exchange_of(request.scope)
+        model, asked = await service.endpoint.read(request, partial(_translate, exchange))
+        if isinstance(asked, tei.TokenizeRequest):
+            content = await exchange.departure.during(_pieces(service, exchange, model, asked))
+        else:
+            content = await exchange.departure.during(_counted(service, exchange, model, *asked))
+        return Response(content, media_type="application/json")
 
     described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
     return [ApiRoute("/tokenize", tokenize, summary="Count tokens without embedding", described=described)]

@@ -30,7 +30,7 @@ from tessera.frontend.api.body import (
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.documents import check_chunks, document_of
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, base64_rows
+from tessera.frontend.api.formats import Long, ResponseBody, Values, base64_rows
 from tessera.frontend.api.openai import finished
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
@@ -175,23 +175,29 @@ def _translate(value: Json, served: Served) -> Translated:
 
 
 def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    values, usage = finished(result.rows.values, request, served.output), result.usage
-    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
-    body = {
-        "object": "list",
-        "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": served.model,
-        "usage": {
-            "text_tokens": usage.text_tokens,
-            "image_pixels": result.image_pixels,
-            "video_pixels": 0,
-            "total_tokens": usage.text_tokens + usage.image_tokens,
-        },
+    usage: JsonObject = {
+        "text_tokens": result.usage.text_tokens,
+        "image_pixels": result.image_pixels,
+        "video_pixels": 0,
+        "total_tokens": result.usage.total_tokens,
     }
-    return ResponseBody.of_json(body)
+    return _list(_embeddings(_rows(request, served, result)), served.model, usage)
 
 
-def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
+def _rows(request: EmbeddingsRequest, served: Served, result: Result) -> Values | list[str | Long]:
+    values = finished(result.rows.values, request, served.output)
+    return base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
+
+
+def _embeddings(rows: Values | list[str | Long]) -> list[JsonObject]:
+    return [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
+
+
+def _list(data: Sequence[JsonObject], model: str, usage: JsonObject) -> ResponseBody:
+    return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _translate_contextualized(value: Json, served: Served) -> Translated:
     body, limits = CONTEXTUALIZED.read(value), served.limits
     check_chunks(served, "model")
     builder = InputBuilder.of(None, body.input_type, limits)
@@ -204,7 +210,7 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
         chunks = _chunks(entry, path, builder, most=left)
         left -= len(chunks)
         documents.append(document_of(chunks, path, limits))
-    return EmbeddingsRequest(
+    request = EmbeddingsRequest(
         inputs=tuple(documents),
         outputs=(CHUNKS,),
         model=body.model,
@@ -214,6 +220,7 @@ def parse_contextualized(value: Json, served: Served) -> EmbeddingsRequest:
         dimensions=body.output_dimension,
         dimensions_param="output_dimension",
     )
+    return Translated(request=request, write=partial(write_contextualized, request, served))
 
 
 def _chunks(value: Json, param: str, builder: InputBuilder, *, most: int) -> list[Input]:
@@ -231,26 +238,12 @@ def _too_many(param: str, limits: RequestLimits) -> InvalidInput:
 
 def write_contextualized(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """Write a list for each document, with a vector for each of its chunks."""
-    values = finished(result.rows.values, request, served.output)
-    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
-    data = [
-        {
-            "object": "list",
-            "index": index,
-            "data": [
-                {"object": "embedding", "index": place, "embedding": row}
-                for place, row in enumerate(rows[first:last])
-            ],
-        }
-        for index, (first, last) in enumerate(pairwise(result.rows.bounds.tolist()))
+    rows, bounds = _rows(request, served, result), pairwise(result.rows.bounds.tolist())
+    data: list[JsonObject] = [
+        {"object": "list", "index": index, "data": _embeddings(rows[first:last])}
+        for index, (first, last) in enumerate(bounds)
     ]
-    usage = {"total_tokens": result.usage.total_tokens}
-    return ResponseBody.of_json({"object": "list", "data": data, "model": served.model, "usage": usage})
-
-
-def _translate_contextualized(value: Json, served: Served) -> Translated:
-    request = parse_contextualized(value, served)
-    return Translated(request=request, write=partial(write_contextualized, request, served))
+    return _list(data, served.model, {"total_tokens": result.usage.total_tokens})
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
@@ -271,8 +264,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them."""
     data = ranking(scores, "relevance_score", most=most, document=documents)
-    usage = {"total_tokens": scores.usage.total_tokens}
-    return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
+    return _list(data, model, {"total_tokens": scores.usage.total_tokens})
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:

@@ -22,10 +22,7 @@ class Kserve:
         self._service = service
         self._inference = Inference(service, settings.shared_memory)
         self._server: GrpcServer | None = None
-
-    @property
-    def apis(self) -> tuple[ClientApi, ...]:
-        return (api(self._inference),)
+        self.apis: tuple[ClientApi, ...] = (api(self._inference),)
 
     async def listen(self, certificate: Certificate | None) -> None:
         if not self._settings.grpc_port:
@@ -42,4 +39,4 @@ class Kserve:
 
     def close(self) -> None:
         """Let go of clients' memory."""
-        self._inference.close()
+        self._inference.regions.close()

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -37,10 +36,10 @@ from tessera.errors import (
     UnsupportedOperation,
 )
 from tessera.frontend.api.values import JsonObject
-from tessera.frontend.exchange import Exchange, new_request_id
+from tessera.frontend.exchange import Exchange, request_id_of
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.errors import Failure, release, render, render_status
-from tessera.frontend.http.middleware import AnswerCounts
+from tessera.frontend.http.middleware import answer_counts
 from tessera.frontend.http.server import listening
 from tessera.frontend.http.tls import Accepted, Certificate
 from tessera.frontend.service import Service
@@ -83,9 +82,9 @@ _SERVERS: Final = 16
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
 _TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Of larger messages contents are not copied.
 _LARGE_BYTES: Final = 1 << 18
+# By the status as ``/v2`` has it.
 _CODES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -97,16 +96,10 @@ _CODES: Final = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
-M = TypeVar("M", bound=Message)
 Context = Any
 Messages = AsyncIterator[bytes]
 Metadata = Sequence[tuple[str, str | bytes]]
 Method = Callable[[bytes, Context, Exchange], Awaitable[Message]]
-
-
-def code_of(status: int) -> grpc.StatusCode:
-    """Of an HTTP status as ``/v2`` has it."""
-    return _CODES.get(status, grpc.StatusCode.INTERNAL)
 
 
 class GrpcServer:
@@ -124,7 +117,7 @@ class GrpcServer:
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset(), service.settings.access_log_share)
-        self._counts = AnswerCounts(service.metrics)
+        self._count = answer_counts(service.metrics)
         limits = service.settings.limits
         self._receiver = Receiver(
             settings.max_message_bytes, lambda: service.admission.bodies.own, inference.hold
@@ -212,33 +205,34 @@ class GrpcServer:
     def _methods(self) -> dict[str, Method]:
         inference, regions = self._inference, self._inference.regions
 
-        def of(kind: type[M], answer: Callable[[M], Message]) -> Method:
+        def kinds(name: str) -> tuple[type[Message], type[Message]]:
+            return getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+
+        def of(name: str, answer: Callable[[Any], JsonObject]) -> Method:
+            """Answer by what is known without waiting."""
+            request, response = kinds(name)
+
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
-                return answer(parsed(kind, raw))
+                return ParseDict(answer(parsed(request, raw)), response())
 
             return answered
 
-        def shared(kind: type[M], answer: Callable[[str, M], Message]) -> Method:
+        def shared(name: str, answer: Callable[[str, Any], JsonObject | None]) -> Method:
+            request, response = kinds(name)
+
+            def written(client: str, asked: Message) -> Message:
+                return ParseDict(answer(client, asked) or {}, response())
+
             async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
                 regions.check_peer(exchange.peer)
-                deadline = Deadline.after(inference.patience)
-                client = exchange.client
-                return await regions.aside(client, deadline, answer, client, parsed(kind, raw))
+                return await inference.at_regions(exchange, written, parsed(request, raw))
 
             return answered
-
-        def configuration(asked: pb.ModelConfigRequest) -> Message:
-            return pb.ModelConfigResponse(
-                config=ParseDict(inference.configuration(asked.name, asked.version), pb.ModelConfig())
-            )
 
         async def statistics(raw: bytes, context: Context, exchange: Exchange) -> Message:
             asked = parsed(pb.ModelStatisticsRequest, raw)
             found = await inference.aside(partial(inference.counted, asked.name, asked.version), exchange)
             return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
-
-        def index(asked: pb.RepositoryIndexRequest) -> Message:
-            return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
 
         def of_memory(
             name: str, kind: type[Memory], register: Callable[[str, Any], None]
@@ -252,15 +246,9 @@ class GrpcServer:
             def unregister(client: str, asked: Any) -> None:
                 regions.unregister(client, kind, asked.name)
 
-            def method(words: str, answer: Callable[[str, Any], JsonObject | None]) -> Method:
-                request, response = (getattr(pb, f"{words}{end}") for end in ("Request", "Response"))
-                return shared(
-                    request, lambda client, asked: ParseDict(answer(client, asked) or {}, response())
-                )
-
             answers = {"Status": status, "Register": register, "Unregister": unregister}
             named = {f"{name}SharedMemory{word}": answer for word, answer in answers.items()}
-            return {words: method(words, answer) for words, answer in named.items()}
+            return {words: shared(words, answer) for words, answer in named.items()}
 
         def register_system(client: str, asked: pb.SystemSharedMemoryRegisterRequest) -> None:
             regions.register_system(client, asked.name, asked.key, asked.offset, asked.byte_size)
@@ -271,26 +259,18 @@ class GrpcServer:
         async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:
             raise UnsupportedOperation("this service does not have that")
 
+        known: dict[str, Callable[[Any], JsonObject]] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": inference.ready},
+            "ModelReady": lambda asked: {"ready": inference.model_ready(asked.name, asked.version)},
+            "ServerMetadata": lambda _: inference.server(),
+            "ModelMetadata": lambda asked: inference.metadata(asked.name, asked.version),
+            "ModelConfig": lambda asked: {"config": inference.configuration(asked.name, asked.version)},
+            "RepositoryIndex": lambda asked: {"models": inference.index(ready=asked.ready)},
+        }
         methods = {
-            "ServerLive": of(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=True)),
-            "ServerReady": of(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=inference.ready)),
-            "ModelReady": of(
-                pb.ModelReadyRequest,
-                lambda asked: pb.ModelReadyResponse(ready=inference.model_ready(asked.name, asked.version)),
-            ),
-            "ServerMetadata": of(
-                pb.ServerMetadataRequest,
-                lambda _: ParseDict(inference.server(), pb.ServerMetadataResponse()),
-            ),
-            "ModelMetadata": of(
-                pb.ModelMetadataRequest,
-                lambda asked: ParseDict(
-                    inference.metadata(asked.name, asked.version), pb.ModelMetadataResponse()
-                ),
-            ),
-            "ModelConfig": of(pb.ModelConfigRequest, configuration),
+            **{name: of(name, answer) for name, answer in known.items()},
             "ModelStatistics": statistics,
-            "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
             **of_memory("System", SystemMemory, register_system),
             **of_memory("Cuda", CudaMemory, register_cuda),
             _INFER: self._infer,
@@ -452,12 +432,13 @@ class GrpcServer:
         return failure
 
     def _exchange(self, name: str, context: Context, metadata: Metadata) -> Exchange:
+        headers = _headers(metadata)
         return Exchange(
-            line=RequestLine(_request_id(metadata)),
+            line=RequestLine(request_id_of(headers)),
             deadline=Deadline.after(self._inference.patience),
             path=f"/{SERVICE}/{name}",
             peer=_host(context),
-            headers=_headers(metadata),
+            headers=headers,
             rates=self._service.limiter,
             bodies=self._service.admission.bodies,
         )
@@ -468,8 +449,7 @@ class GrpcServer:
         # Each time that it is asked for it is made anew.
         metadata: Metadata = context.invocation_metadata() or ()
         exchange = self._exchange(name, context, metadata)
-        path = exchange.path
-        line = exchange.line
+        path, line = exchange.path, exchange.line
         started = time.perf_counter()
         carrier: dict[str, str] = {}
         if tracing.recording():
@@ -488,7 +468,7 @@ class GrpcServer:
                 failure = exchange.failure
                 model = str(line.fields.get("model") or "")
                 code = None if failure is None else failure.error["code"]
-                self._counts.of(path, status, code, model)(seconds)
+                self._count(path, status, code, model)(seconds)
                 if failure is not None:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)
@@ -526,23 +506,15 @@ async def _abort(context: Context, failure: Failure) -> None:
     status, body = write_error(failure)
     retry = failure.headers.get("retry-after")
     trailing = (("retry-after", retry),) if retry is not None else ()
-    await context.abort(code_of(status), body["error"], trailing)
+    await context.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), body["error"], trailing)
 
 
 def _headers(metadata: Metadata) -> dict[bytes, bytes]:
     """The first value of each key."""
-    return {key.encode(): _bytes(value) for key, value in reversed(metadata)}
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode("utf-8", "replace") if isinstance(value, str) else value
-
-
-def _request_id(metadata: Metadata) -> str:
-    for key, value in metadata:
-        if key == "x-request-id" and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
-            return value
-    return new_request_id()
+    return {
+        key.encode(): value.encode("utf-8", "replace") if isinstance(value, str) else value
+        for key, value in reversed(metadata)
+    }
 
 
 def _host(context: Context) -> str:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-import numpy as np
-import orjson
 import pybase64
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import read_body
+from tessera.frontend.api.formats import json_content, json_matrix
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.values import (
     Json,
     JsonObject,
     expected,
     filled_string,
+    integer,
     json_object,
     known_object,
     plain_list,
@@ -34,13 +34,12 @@ from tessera.frontend.api.values import (
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.service import ClientApi
-from tessera.tasks import Deadline
 from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted, check_count
 from tessera_kserve.inference import Inference
 from tessera_kserve.shared_memory.cuda import CudaMemory
 from tessera_kserve.shared_memory.memory import Memory
 from tessera_kserve.shared_memory.system import SystemMemory
-from tessera_kserve.tensors import Tensor, Values, json_values, of_raw, of_values
+from tessera_kserve.tensors import Tensor, json_values, of_raw, of_values
 
 PREFIX: Final = "/v2"
 BELOW: Final = tuple(
@@ -50,14 +49,11 @@ BELOW: Final = tuple(
 """What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
 OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
 _HEAD_LENGTH: Final = b"inference-header-content-length"
-# Of an answer in JSON: 2 ms.
-_PIECE_VALUES: Final = 1 << 15
 SMALL_BODY_BYTES: Final = 1 << 16
 """Of an index and of registrations, which have a few short fields."""
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
-T = TypeVar("T")
 Handler = Callable[..., Awaitable[Response]]
 
 
@@ -154,27 +150,20 @@ def write_answer(answer: Answer, call: Call, binary: frozenset[str]) -> Response
             behind.append(raw)
             one["parameters"] = {"binary_data_size": len(raw)}
         else:
-            one["data"] = _in_pieces(json_values(tensor))
+            values = json_values(tensor)
+            one["data"] = values if isinstance(values, list) else json_matrix(values)
         described.append(one)
     head: JsonObject = {"model_name": answer.model, "model_version": "1"}
     if answer.id:
         head["id"] = answer.id
     head["outputs"] = described
-    content = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    written = json_content(head)
+    content = b"".join(written) if isinstance(written, tuple) else bytes(written)
     headers = {"x-request-id": answer.request_id}
     if not behind:
         return Response(content, media_type="application/json", headers=headers)
     headers[_HEAD_LENGTH.decode()] = str(len(content))
     return Response(b"".join((content, *behind)), media_type="application/octet-stream", headers=headers)
-
-
-def _in_pieces(values: Values | list[str]) -> Values | list[str] | orjson.Fragment:
-    """Write many numbers a piece at a time: orjson keeps the interpreter for as long as it writes."""
-    if isinstance(values, list) or len(values) <= _PIECE_VALUES:
-        return values
-    parts = np.array_split(values, -(-len(values) // _PIECE_VALUES))
-    pieces = [orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for part in parts]
-    return orjson.Fragment(b"[%b]" % b",".join(pieces))
 
 
 def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
@@ -258,17 +247,15 @@ class Routes:
         """Add the routes of one kind of shared memory."""
 
         async def unregister(request: Request, region: str = "") -> Response:
-            client = self._client(request)
-            await self._aside(client, self._regions.unregister, client, kind, region)
+            await self._inference.at_regions(self._own(request), self._regions.unregister, kind, region)
             return JSONResponse({})
 
         def described(client: str, region: str) -> Response:
             return JSONResponse([entry.described for entry in self._regions.regions(client, kind, region)])
 
         async def status(request: Request, region: str = "") -> Response:
-            client = self._client(request)
             # All that a key may have take 2 ms, and 32 such requests begin in one turn of the event loop.
-            return await self._aside(client, described, client, region)
+            return await self._inference.at_regions(self._own(request), described, region)
 
         self._add(f"/{name}/region/{{region}}/register", register)
         self._add(f"/{name}/region/{{region}}/unregister", unregister)
@@ -316,45 +303,37 @@ class Routes:
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
     async def register_system(self, request: Request, region: str) -> Response:
-        client = self._client(request)
-        body = await self._registration(request, "key", "offset", "byte_size")
-        key = string(body.get("key"), "key")
-        offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
-        await self._aside(client, self._regions.register_system, client, region, key, offset, size)
+        exchange, body = await self._registration(request, "key", "offset", "byte_size")
+        asked = string(body.get("key"), "key"), _whole(body, "offset", 0), _whole(body, "byte_size")
+        await self._inference.at_regions(exchange, self._regions.register_system, region, *asked)
         return JSONResponse({})
 
     async def register_cuda(self, request: Request, region: str) -> Response:
-        client = self._client(request)
-        body = await self._registration(request, "raw_handle", "device_id", "byte_size")
+        exchange, body = await self._registration(request, "raw_handle", "device_id", "byte_size")
         device, size = _whole(body, "device_id"), _whole(body, "byte_size")
-        handle = _handle(body.get("raw_handle"))
-        await self._aside(client, self._regions.register_cuda, client, region, handle, device, size)
+        asked = _handle(body.get("raw_handle")), device, size
+        await self._inference.at_regions(exchange, self._regions.register_cuda, region, *asked)
         return JSONResponse({})
 
-    async def _registration(self, request: Request, *known: str) -> JsonObject:
-        """Read the body of a registration."""
+    async def _registration(self, request: Request, *known: str) -> tuple[Exchange, JsonObject]:
+        """Read the body of a registration, unless another host's client sends it."""
+        exchange = self._own(request)
         body = json_object(read_json(await self._body(request)))
         reject_unknown(body, known, "")
-        return body
+        return exchange, body
 
     async def _body(self, request: Request, limit: int = SMALL_BODY_BYTES) -> bytes:
         return await read_body(request, limit=limit, timeout=self._inference.patience)
 
-    def _client(self, request: Request) -> str:
-        """Return whose regions are asked for; raises ``UnsupportedOperation`` for another host's client."""
+    def _own(self, request: Request) -> Exchange:
+        """Return the exchange of a client of this host; raises ``UnsupportedOperation`` for another's."""
         exchange = exchange_of(request.scope)
         self._regions.check_peer(exchange.peer)
-        return exchange.client
-
-    async def _aside(self, client: str, work: Callable[..., T], *args: object) -> T:
-        return await self._regions.aside(client, Deadline.after(self._inference.patience), work, *args)
+        return exchange
 
 
 def _whole(body: JsonObject, name: str, default: int | None = None) -> int:
-    value = body.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise expected(name, "a whole number", value)
-    return value
+    return integer(body.get(name, default), name, low=-(2**63), high=2**63 - 1, what="a whole number")
 
 
 def _handle(value: Json) -> bytes:

@@ -33,7 +33,7 @@ from tessera_kserve.outputs import padded_bytes
 from tessera_kserve.shared_memory.cuda import have_driver
 from tessera_kserve.shared_memory.regions import Regions
 from tessera_kserve.spec import Spec
-from tessera_kserve.statistics import STEPS, Spent, Statistics
+from tessera_kserve.statistics import Spent, Statistics
 from tessera_kserve.tensors import BYTES
 
 T = TypeVar("T")
@@ -69,10 +69,6 @@ class Inference:
     def patience(self) -> float:
         """Seconds that a call has whose client sets no deadline."""
         return self._service.settings.limits.timeout_seconds
-
-    def close(self) -> None:
-        """Let go of clients' memory; no call is under way."""
-        self.regions.close()
 
     @property
     def ready(self) -> bool:
@@ -119,8 +115,12 @@ class Inference:
 
     async def aside(self, work: Callable[[], T], exchange: Exchange, threads: Threads | None = None) -> T:
         """Return the result of ``work``, which a thread does in the turn of the exchange's key."""
-        async with exchange.deadline.bound():
-            return await (threads or self._service.threads).run(work, exchange.client)
+        return await exchange.aside(threads or self._service.threads, work)
+
+    async def at_regions(self, exchange: Exchange, work: Callable[..., T], *args: object) -> T:
+        """Return the result of ``work`` for the exchange's client, on a thread of the regions."""
+        client, deadline = exchange.client, Deadline.after(self.patience)
+        return await self.regions.aside(client, deadline, work, client, *args)
 
     async def infer(self, call: Call, exchange: Exchange) -> Answer:
         """Answer a call that holds no place yet; raises ``TesseraError``."""
@@ -279,34 +279,11 @@ class Inference:
         }
 
     def counted(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """The statistics of a model, or of all without a name, as JSON has them.
-
-        Batches are made of the rows of many calls and not counted by model: each row counts as executed once.
-        """
-        found = []
-        for offer in [self.offers.find(name, version)] if name else self.offers:
-            of = self.statistics.of(offer.name)
-            spent = of.nanoseconds
-
-            def duration(step: str, count: int, spent: dict[str, int] = spent) -> dict[str, int]:
-                return {"count": count, "ns": spent.get(step, 0)}
-
-            steps = {step: duration(step, of.success) for step in STEPS}
-            found.append(
-                {
-                    "name": name or offer.name,
-                    "version": VERSION,
-                    "last_inference": self.statistics.last.get(offer.name, 0),
-                    "inference_count": of.inferences,
-                    "execution_count": of.success,
-                    "inference_stats": {
-                        "success": duration("success", of.success),
-                        "fail": duration("fail", of.fail),
-                        **steps,
-                    },
-                }
-            )
-        return found
+        """Return the statistics of a model, or of all without a name, as JSON has them."""
+        return [
+            {"name": name or offer.name, "version": VERSION, **self.statistics.of(offer.name)}
+            for offer in ([self.offers.find(name, version)] if name else self.offers)
+        ]
 
     def index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """All models, as JSON has them; with ``ready`` those that can be asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import Counter
 
@@ -23,16 +23,6 @@ class Spent:
     compute_infer: float = 0.0
     compute_output: float = 0.0
     batch: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Of one model: calls, rows, and nanoseconds of each step, and of ``success`` and ``fail`` in all."""
-
-    success: int
-    fail: int
-    inferences: int
-    nanoseconds: dict[str, int]
 
 
 class Statistics:
@@ -70,14 +60,23 @@ class Statistics:
         self._count(model, "fail").inc()
         self._add(model, "fail").inc(_nanoseconds(seconds))
 
-    def of(self, model: str) -> Counted:
+    def of(self, model: str) -> dict[str, Any]:
+        """Return what KServe's statistics of a model have, as JSON has it.
+
+        Batches are made of the rows of many calls and not counted by model: each row counts as executed once.
+        """
         counts = self._metrics.total("tessera_kserve_calls", "event", model=model)
-        return Counted(
-            success=counts.get("success", 0),
-            fail=counts.get("fail", 0),
-            inferences=counts.get("rows", 0),
-            nanoseconds=self._metrics.total("tessera_kserve_nanoseconds", "step", model=model),
-        )
+        spent = self._metrics.total("tessera_kserve_nanoseconds", "step", model=model)
+        events = {"success": "success", "fail": "fail", **dict.fromkeys(STEPS, "success")}
+        return {
+            "last_inference": self.last.get(model, 0),
+            "inference_count": counts.get("rows", 0),
+            "execution_count": counts.get("success", 0),
+            "inference_stats": {
+                step: {"count": counts.get(event, 0), "ns": spent.get(step, 0)}
+                for step, event in events.items()
+            },
+        }
 
 
 def _nanoseconds(seconds: float) -> int:

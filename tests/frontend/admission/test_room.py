@@ -119,21 +119,6 @@ def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     assert workers.room.tokens.used == workers.room.units.used == 0
 
 
-def test_clients_share() -> None:
-    workers = Workers(tokens=100_000)
-    greedy = workers.fill("greedy")
-    modest = workers.fill("modest")
-    assert len(greedy) >= 5 * len(modest) > 0
-    for _ in range(3000):
-        greedy.pop(0).close()
-        greedy += workers.fill("greedy")
-        if modest:
-            modest.pop(0).close()
-        modest += workers.fill("modest")
-    assert 0.8 < len(modest) / len(greedy) < 1.25
-    close(greedy + modest)
-
-
 def test_capacity_follows_the_workers_and_outlives_them() -> None:
     workers = Workers(tokens=0)
     assert len(workers.fill()) == 50

@@ -24,7 +24,7 @@ from tessera.frontend.api.formats import (
 )
 from tessera.frontend.api.openai import parse_embeddings, write_embeddings
 from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
-from tessera.frontend.serving.pipeline import Result, Usage, check_width
+from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
 from tessera.rows import Rows
@@ -173,15 +173,6 @@ def test_cutting_renormalises_only_when_asked() -> None:
     assert np.array_equal(finish(vectors, width=HIDDEN, normalize=True), vectors)
     assert np.array_equal(finish(vectors * 3, width=16, normalize=False), 3 * vectors[:, :16])
     assert not finish(np.zeros((1, 8), np.float32), width=4, normalize=True).any()
-
-
-def test_widths_are_checked() -> None:
-    assert check_width(64, None, EmbedDtype.FLOAT32) == 64
-    for dimensions, dtype in [(65, EmbedDtype.FLOAT32), (12, EmbedDtype.BINARY)]:
-        with pytest.raises(InvalidInput) as caught:
-            check_width(64, dimensions, dtype)
-        assert caught.value.param == "dimensions"
-        assert str(dimensions) in caught.value.message
 
 
 @pytest.mark.parametrize("encoding", list(EncodingFormat))

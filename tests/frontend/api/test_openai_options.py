@@ -54,7 +54,6 @@ def test_null_counts_as_absent() -> None:
         ({"truncate_prompt_tokens": 77, "truncate": "START"}, "truncate", Truncate.START),
         ({"truncation_side": "left"}, "truncate", Truncate.NONE),
         ({"partial": True}, "allow_partial", True),
-        ({"user": "u"}, "user", "u"),
         ({"priority": -5}, "priority", -5),
         ({"rid": "r-1"}, "request_id", "r-1"),
     ],

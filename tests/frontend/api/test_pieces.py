@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from array import array
 from typing import Any
 
 import orjson
@@ -68,16 +67,6 @@ def test_what_is_refused_at_once_is_refused_in_pieces() -> None:
                 read(bytes(raw))
         else:
             assert read(bytes(raw)) == expected, raw
-
-
-def test_lists_of_numbers_are_taken_out_whatever_is_around_them() -> None:
-    chance = random.Random(2)
-    for _ in range(300):
-        raw = body(chance)
-        taken: dict[str, object] = {}
-        rest = pieces.without_numbers(raw, taken)
-        found = pieces.filled(orjson.loads(rest), taken)
-        assert orjson.loads(orjson.dumps(found, default=array.tolist)) == orjson.loads(raw), raw
 
 
 @pytest.mark.parametrize(

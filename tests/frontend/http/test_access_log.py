@@ -16,7 +16,7 @@ from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import RequestMiddleware, TraceMiddleware
+from tessera.frontend.http.middleware import RequestMiddleware
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.logs import is_sampled
 from tests.clock import Clock
@@ -129,7 +129,6 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         start, body = messages
         return Answer(start["status"], start["headers"], body["body"])
 
-    assert TraceMiddleware(gate).refuse_at_once(scope()) is None, "it has a span"
     # A clock of its own: the second in which this happens must not end.
     gate._log.refusals = RefusalLines(clock := Clock())
     assert gate.refuse_at_once(scope()) is None, "the first ones get a line"

@@ -233,6 +233,9 @@ async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], s
         assert said in caught.value.message and caught.value.param == "dimensions"
     for right in (*dimensions, WIDTH):
         assert (await served.run(input="a", dimensions=right)).rows.values.shape == (1, WIDTH)
+    if 12 in dimensions:
+        with pytest.raises(InvalidInput, match="binary packs eight values to a byte, and 12 is"):
+            await served.run(input="a", dimensions=12, embed_dtype="binary")
 
 
 class Directions:

@@ -217,21 +217,6 @@ async def test_errors_are_nobody_elses_and_are_not_kept() -> None:
     assert not (await cached.ask(item(1))).errors
 
 
-async def test_an_error_of_the_service_that_is_joined_names_ones_own_input() -> None:
-    cached = Cached()
-    cached.behind.error = EngineFailed("bad")
-    cached.behind.gate.clear()
-    asking = [asyncio.ensure_future(cached.ask(item(1, param=name))) for name in ("input[0]", "texts[4]")]
-    await all_turns()
-    cached.behind.gate.set()
-    answers = await asyncio.gather(*asking)
-    assert [(type(answer.errors[0]), answer.errors[0].param) for answer in answers] == [
-        (EngineFailed, "input[0]"),
-        (EngineFailed, "texts[4]"),
-    ]
-    assert len(cached.behind.calls) == 1
-
-
 async def test_an_unexpected_error_leaves_nothing_waiting() -> None:
     cached = Cached()
     cached.behind.gate.clear()

@@ -114,8 +114,7 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
         complain(f"{prog}: {error}")
         return 1
     signals = Signals()
-    if asked.config is not None:
-        signals.reread_when_told()
+    signals.rereads = asked.config is not None
     log_format = asked.given.get("log_format")
     report = Report(log_format.text if log_format else log_format_of(os.environ))
     for sentence in (*out_of_date(os.environ, LaunchSettings), *unknown(os.environ)):

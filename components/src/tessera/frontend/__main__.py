@@ -55,7 +55,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         limits=settings.limits.connection,
         shared=SharedPort.of(settings.seat, service.group) if settings.seat else None,
         certificate=certificate,
-        refuse=app.refuse_at_once,
+        refuse=service.refuse_at_once,
         keys=service.keys,
     )
 

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from tessera import tracing
 from tessera.errors import ConfigError, RequestCancelled, TesseraError
@@ -19,7 +20,6 @@ from tessera.frontend.api.routes import openapi
 from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
-from tessera.frontend.http.cors import Cors
 from tessera.frontend.http.errors import failure_response, openai_error, release, render, render_status
 from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Routes, TraceMiddleware
 from tessera.frontend.page import Page
@@ -37,7 +37,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
 """In the order in which ``/docs`` lists them."""
 
 
-def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddleware | TraceMiddleware | Cors:
+def make_app(service: Service, added: Iterable[ClientApi] = ()) -> ASGIApp:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
     ``added`` are the APIs of doors, behind its own. Raises ``ConfigError`` where two APIs have one path.
@@ -92,6 +92,8 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         access_log_share=service.settings.access_log_share,
         drains=service.draining.is_set,
     )
+    if not tracing.recording() and not service.settings.cors.allow_origins:
+        service.refuse_at_once = guarded.refuse_at_once
     # Outside the other, so that what it refuses is seen, and by browsers, too.
     return service.settings.cors.around(TraceMiddleware(guarded) if tracing.recording() else guarded)
 

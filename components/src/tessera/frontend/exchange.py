@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.types import Scope
@@ -18,6 +18,9 @@ from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
 from tessera.tasks import Deadline, Departure
+from tessera.turns import Threads
+
+T = TypeVar("T")
 
 # It is echoed in a header and in logs, where a line break would forge another line.
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -33,7 +36,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     ``departure`` ends the work when the client goes away. ``model`` is the name of the model that answers,
     once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form where that is not
     the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's, once it has been
-    read.
+    read. ``held_bytes`` are those that the request holds.
     """
 
     line: RequestLine
@@ -54,18 +57,18 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     error_shape: ErrorShape | None = None
     unexpected: Exception | None = None
     body: bytes | None = None
+    held_bytes: int = 0
     _counted: bool = False
     _paid: bool = False
-    _held_bytes: int = 0
 
     @classmethod
     def open(cls, scope: Scope, rates: RateLimiter | None = None, *, seconds: float = math.inf) -> Exchange:
         """Begin the exchange of an HTTP request that has ``seconds``, and keep it in the request's scope."""
         headers = dict(reversed(scope["headers"]))
-        given, length = headers.get(b"x-request-id", b""), headers.get(b"content-length", b"")
+        length = headers.get(b"content-length", b"")
         state = scope.setdefault("state", {})
         exchange = state["exchange"] = cls(
-            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else new_request_id()),
+            line=RequestLine(request_id_of(headers)),
             deadline=Deadline.after(seconds),
             path=scope["path"],
             method=scope["method"],
@@ -104,7 +107,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         """
         if self.bodies is not None:
             self.bodies.hold(self.client, nbytes)
-            self._held_bytes += nbytes
+            self.held_bytes += nbytes
 
     def hold_once_free(self, nbytes: int, spare: int = 0) -> None:
         """As ``hold``, for who asks until there is room, which counts as no refusal.
@@ -115,7 +118,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             if not self.bodies.admits(self.client, nbytes + spare):
                 raise self.bodies.overloaded(self.client, nbytes)
             self.bodies.take(self.client, nbytes)
-            self._held_bytes += nbytes
+            self.held_bytes += nbytes
 
     async def hold_in_turn(self, nbytes: int, seconds: float) -> None:
         """Hold bytes that somebody else will send, once there is room for them.
@@ -124,18 +127,13 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         """
         if self.bodies is not None:
             await self.bodies.hold_in_turn(self.client, nbytes, seconds)
-            self._held_bytes += nbytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes that the request holds."""
-        return self._held_bytes
+            self.held_bytes += nbytes
 
     def hold_only(self, nbytes: int) -> None:
         """Hold so many bytes, which are no more than are held already."""
-        if self.bodies is not None and self._held_bytes > nbytes:
-            self.bodies.give(self.client, self._held_bytes - nbytes)
-            self._held_bytes = nbytes
+        if self.bodies is not None and self.held_bytes > nbytes:
+            self.bodies.give(self.client, self.held_bytes - nbytes)
+            self.held_bytes = nbytes
 
     def let_go(self) -> None:
         """Give back the bytes of the request, which is answered or not wanted any more."""
@@ -143,6 +141,11 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
             held, self.body = [self.body], None
             free_aside(held.clear, len(held[0]))
         self.hold_only(0)
+
+    async def aside(self, threads: Threads, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which a thread does in the turn of the request's key."""
+        async with self.deadline.bound():
+            return await threads.run(work, self.client)
 
     def leave(self) -> None:
         """Give the request's place back, if it has one."""
@@ -157,6 +160,7 @@ def exchange_of(scope: Scope) -> Exchange:
     return exchange
 
 
-def new_request_id() -> str:
-    """Return an id for a call whose client gave none: 32 hexadecimal digits."""
-    return secrets.token_hex(16)
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the id that a client gave its request, or a new one: 32 hexadecimal digits."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)

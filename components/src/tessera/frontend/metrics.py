@@ -135,15 +135,14 @@ class FrontendMetrics:
         """What is counted of one model."""
         return ModelMetrics(self, model)
 
-    def watch_lent_rows(self, nbytes: Ask) -> None:
-        self._gauges.watch(
+    def watch(self, admission: Admission, lent_bytes: Ask) -> None:
+        """Show what is in flight, and what is lent, from now on."""
+        watch = self._gauges.watch
+        watch(
             "tessera_lent_bytes",
             "Bytes lent to workers: clients' own vision rows, long replies in use",
-            nbytes,
+            lent_bytes,
         )
-
-    def watch_admission(self, admission: Admission) -> None:
-        watch = self._gauges.watch
         watch("tessera_requests_in_flight", "Requests being answered", lambda: admission.requests.used)
         watch(
             "tessera_admitted_response_bytes",
@@ -190,7 +189,10 @@ class ModelMetrics:
 
     def __init__(self, all_models: FrontendMetrics, model: str) -> None:
         self.model = model
-        self._input_errors = all_models.input_errors
+        self.input_errors: Callable[[str], Counter] = lambda code: all_models.input_errors.labels(code, model)
+        """The counter of inputs that failed with a ``code``."""
+        self.rows_of: Callable[[str], Counter] = lambda output: all_models.output_rows.labels(output, model)
+        """The counter of an ``output``'s rows, which exists from then on."""
         self._gauges = all_models._gauges
         self._watched: list[Callable[[], None]] = []
         self.media_seconds = all_models.media_seconds.labels(model)
@@ -200,7 +202,6 @@ class ModelMetrics:
         self.inputs = {kind: all_models.inputs.labels(kind, model) for kind in ("text", "image")}
         self.tokens = {kind: all_models.tokens.labels(kind, model) for kind in ("text", "image", "cached")}
         self.pairs = all_models.pairs.labels(model)
-        self._output_rows = all_models.output_rows
         self.retries = all_models.retries.labels(model)
         self.retries_denied = all_models.retries_denied.labels(model)
         self.result_cache = {
@@ -214,18 +215,9 @@ class ModelMetrics:
     def _watch(self, name: str, text: str, ask: Ask, **labels: str) -> None:
         self._watched.append(self._gauges.watch(name, text, ask, **labels, model=self.model))
 
-    def set_info(self) -> None:
-        """Say that this process serves the model."""
-        self._watch("tessera_info", "What this process is", lambda: 1, role="frontend", version=__version__)
-
-    def rows_of(self, output: str) -> Counter:
-        """Return the counter of an output's rows, which exists from then on."""
-        return self._output_rows.labels(output, self.model)
-
-    def count_input_error(self, code: str) -> None:
-        self._input_errors.labels(code, self.model).inc()
-
     def watch_room(self, room: Room) -> None:
+        """Show that this process serves the model, and what is in the model's room."""
+        self._watch("tessera_info", "What this process is", lambda: 1, role="frontend", version=__version__)
         self._watch(
             "tessera_admitted_tokens", "Tokens of the requests being answered", lambda: room.tokens.used
         )

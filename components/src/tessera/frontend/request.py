@@ -126,23 +126,35 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
         return cls(parts=parts, role=role, param=param, instruction=instruction, images=images, size=size)
 
 
-class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
+class AnyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests for vectors and for scores have in common.
+
+    ``model`` is the name without a role suffix, None when the client named none. ``max_tokens`` bounds each
+    input, or each pair of a reranker; None leaves that to the model. A smaller ``priority`` is more urgent.
+    Caches keep what requests of different ``cache_salt`` send apart.
+    """
+
+    model: str | None = None
+    truncate: Truncate = Truncate.NONE
+    max_tokens: int | None = None
+    priority: int = 0
+    request_id: str | None = None
+    cache_salt: str = ""
+
+
+class EmbeddingsRequest(AnyRequest, frozen=True, kw_only=True):
     """A request for vectors, one per input and in their order.
 
-    ``model`` is the name without a role suffix, None when the client named none. ``outputs``
-    names the wanted ones, without any the model's default. ``dimensions`` is the wanted width of dense
-    vectors, None for the model's own, and ``most_active`` the most weights of a sparse one, the largest.
-    ``tokens`` asks for the texts of its ids. ``dimensions_param`` and ``dtype_param`` are the client's own
-    names of those fields.
-    ``max_tokens`` bounds each input, None for the model's limit. ``normalize`` asks for unit vectors.
-    ``multivector`` asks for a vector of each token by name; raw values are little-endian unless
-    ``big_endian``. ``allow_partial`` asks for the good inputs' vectors when others fail. A smaller
-    ``priority`` is more urgent. Caches keep what requests of different ``cache_salt`` send apart.
+    ``outputs`` names the wanted ones, without any the model's default. ``dimensions`` is the wanted width of
+    dense vectors, None for the model's own, and ``most_active`` the most weights of a sparse one, the
+    largest. ``tokens`` asks for the texts of its ids. ``dimensions_param`` and ``dtype_param`` are the
+    client's own names of those fields. ``normalize`` asks for unit vectors. ``multivector`` asks for a vector
+    of each token by name; raw values are little-endian unless ``big_endian``. ``allow_partial`` asks for the
+    good inputs' vectors when others fail.
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...] = ()
-    model: str | None = None
     encoding_format: EncodingFormat = EncodingFormat.FLOAT
     dtype: EmbedDtype = EmbedDtype.FLOAT32
     dtype_param: str = "embed_dtype"
@@ -153,35 +165,19 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = True
     multivector: bool = False
     big_endian: bool = False
-    truncate: Truncate = Truncate.NONE
-    max_tokens: int | None = None
     allow_partial: bool = False
-    user: str | None = None
-    priority: int = 0
-    request_id: str | None = None
-    cache_salt: str = ""
 
 
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreRequest(AnyRequest, frozen=True, kw_only=True):
     """A request for a score of each document; ``queries`` is one for all of them, or one for each.
 
-    ``max_tokens`` bounds a pair of a reranker, and each input of another model; ``max_query_tokens`` and
-    ``max_document_tokens`` bound one side. None leaves a bound to the model. ``truncate`` says what
-    becomes of what is over ``max_tokens``; a side over its own bound loses its end. Other fields as in
-    ``EmbeddingsRequest``.
+    ``max_query_tokens`` and ``max_document_tokens`` bound one side; what is over its own bound loses its end.
     """
 
     queries: tuple[Input, ...]
     documents: tuple[Input, ...]
-    model: str | None = None
-    truncate: Truncate = Truncate.NONE
-    max_tokens: int | None = None
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
-    user: str | None = None
-    priority: int = 0
-    request_id: str | None = None
-    cache_salt: str = ""
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):

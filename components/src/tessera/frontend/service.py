@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from starlette.types import Scope
+
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
@@ -20,6 +22,7 @@ from tessera.frontend.api.endpoint import Endpoint, LoopTurns
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.auth import ANONYMOUS, Authenticator
+from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
@@ -74,9 +77,9 @@ class Service:
 
     ``keys`` is None where the service is open to all, ``limiter`` where no key has a rate. ``threads`` do
     what would keep the loop for milliseconds: they read large images and calls, and write large answers.
-    ``tasks`` go on
-    for as long as the service does, ``draining`` is set when the process has been told to stop, and
-    ``routes`` are those that answer what comes out of a model of a kind; the application fills them.
+    ``tasks`` go on for as long as the service does, ``draining`` is set when the process has been told to
+    stop. The application sets ``routes``, those that answer what comes out of a model of a kind, and
+    ``refuse_at_once``, which answers by its head what no layer around the application has to see.
     """
 
     def __init__(self, settings: FrontendSettings) -> None:
@@ -96,7 +99,6 @@ class Service:
         self._known = KnownMedia(shared=names)
         self.metrics = FrontendMetrics(seat)
         self._lender = lender = Lender(name, capacity=_LENT_BYTES)
-        self.metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
         self._key_names = [key.name for key in access.keys] or [ANONYMOUS]
         if len(self._key_names) > MOST_KEYS:
             raise ConfigError(f"{len(self._key_names)} API keys are more than {MOST_KEYS}")
@@ -115,7 +117,7 @@ class Service:
             body_bytes=limits.bodies_bytes,
             group=group,
         )
-        self.metrics.watch_admission(admission)
+        self.metrics.watch(admission, lambda: lender.lent + group.elsewhere(LENT_BYTES))
         self.models = Models(
             self._open, lambda model: admission.close_room(model.room), patience=limits.timeout_seconds
         )
@@ -125,6 +127,7 @@ class Service:
         self.tasks: set[asyncio.Task[None]] = set()
         self.draining = asyncio.Event()
         self.routes: dict[OutputKind, list[str]] = {}
+        self.refuse_at_once: Callable[[Scope], Answer | None] = lambda scope: None
 
     @classmethod
     async def connect(cls, settings: FrontendSettings) -> Service:
@@ -217,7 +220,6 @@ class Service:
         self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics, widths: Widths
     ) -> ServedModel:
         settings = self.settings
-        metrics.set_info()
         room = self.admission.open_room(
             given.name,
             Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY),

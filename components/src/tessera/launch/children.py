@@ -42,14 +42,11 @@ class Signals:
         self._early = signal.sigpending() & self._heard
         for number in self.from_the_terminal:
             signal.signal(number, signal.SIG_IGN)
-        self._rereads = False
         self._had_terminal = _has_terminal()
+        self.rereads = False
+        """Whether SIGHUP is not for the end, as long as the terminal of the start is there."""
         self.told_to_reread = False
         """Whether SIGHUP has come since somebody made this false."""
-
-    def reread_when_told(self) -> None:
-        """From now on SIGHUP is not for the end, as long as the terminal of the start is there."""
-        self._rereads = True
 
     @property
     def from_the_terminal(self) -> set[signal.Signals]:
@@ -61,7 +58,7 @@ class Signals:
         if number not in self._heard:
             return
         # A terminal that is closed is taken from all of its processes before they are told.
-        if number == signal.SIGHUP and self._rereads and _has_terminal() >= self._had_terminal:
+        if number == signal.SIGHUP and self.rereads and _has_terminal() >= self._had_terminal:
             self.told_to_reread = True
             return
         raise Told(number)

@@ -29,16 +29,12 @@ class Folders:
         for left in above.glob(f"{_PREFIX}*"):
             with suppress(OSError):
                 _remove_if_left(left)
-        self._path = above / f"{_PREFIX}{os.urandom(6).hex()}"
-        self._path.mkdir(mode=0o700)
-        opened = _open(self._path)
+        self.path = above / f"{_PREFIX}{os.urandom(6).hex()}"
+        self.path.mkdir(mode=0o700)
+        opened = _open(self.path)
         fcntl.flock(opened, fcntl.LOCK_EX)
         self.descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _HIGH)
         os.close(opened)
-
-    @property
-    def path(self) -> str:
-        return str(self._path)
 
     @property
     def free_bytes(self) -> int:
@@ -48,13 +44,13 @@ class Folders:
 
     def make(self, name: str) -> Path:
         """A new folder."""
-        made = self._path / name
+        made = self.path / name
         made.mkdir(mode=0o700)
         return made
 
     def remove(self) -> None:
         os.close(self.descriptor)
-        _remove(self._path)
+        _remove(self.path)
 
 
 def _open(path: Path) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from tessera.listening import NOT_HERE
 
 _LISTEN: Final = "0A"
 
@@ -36,7 +37,7 @@ def _is_own(family: int, address: tuple[object, ...]) -> bool:
         with socket.socket(family, socket.SOCK_STREAM) as tried:
             tried.bind(address)
     except OSError as error:
-        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+        return error.errno not in NOT_HERE
     return True
 
 

@@ -76,12 +76,8 @@ class WantedModel:
 
     def check(self) -> None:
         """Raises ``SettingError`` for what can be no model."""
-        settings = self.settings
-        path = settings.model_path
-        if not os.path.isdir(path) and (settings.hub_model is None or os.path.isfile(path)):
-            from tessera.checkpoint.unread import no_directory
-
-            raise SettingError(f"{settings.named('model_path')}: {no_directory(settings.model_path)}")
+        settings, path = self.settings, self.settings.model_path
+        settings.check_path()
         for name in _EXPECTED:
             if not (getattr(settings, name) or "0").isdecimal():
                 raise SettingError(f"{settings.named(name)}: is not a whole number")
@@ -92,19 +88,13 @@ class WantedModel:
         if not isinstance(options, dict):
             raise SettingError(f"{settings.named('model_options')}: is not a JSON object")
         # Else the frontends and workers would say it, each for itself, once they have been started.
-        if (
-            os.path.isdir(settings.model_path)
-            and not any(
-                os.path.exists(os.path.join(settings.model_path, name))
-                for name in ("config.json", "modules.json")
-            )
-            and not settings.is_adapter
-        ):
+        known = [os.path.join(path, name) for name in ("config.json", "modules.json")]
+        if os.path.isdir(path) and not any(map(os.path.exists, known)) and not settings.is_adapter:
             from tessera.checkpoint.unread import checkpoint_instead
 
             raise SettingError(
                 f"{settings.named('model_path')}: there is no config.json in it, so it is no checkpoint"
-                f"{checkpoint_instead(settings.model_path)}"
+                f"{checkpoint_instead(path)}"
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from tessera.launch.children import FIRST_DESCRIPTOR
+from tessera.listening import listen
 
-# As uvicorn has it; the system may allow fewer (net.core.somaxconn).
-_BACKLOG: Final = 2048
 # Above the numbers that children know them by.
 _HIGH: Final = 64
 
@@ -30,7 +28,8 @@ class Port:
         self._metrics = str(metrics)
         self._own = own
         memory = [os.memfd_create(f"tessera-frontends-{name}") for name in ("table", "cache")]
-        self.descriptors = [_high(number) for number in (*(one.fileno() for one in sockets), *memory)]
+        own_numbers = (*(one.fileno() for one in sockets), *memory)
+        self.descriptors = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number in own_numbers]
         """What a frontend inherits, as ``children.spawn`` takes it."""
         for number in memory:
             os.close(number)
@@ -40,25 +39,12 @@ class Port:
 
     @classmethod
     def open(cls, host: str, port: int, frontends: int, *, metrics: Path, own: int = 0) -> Self:
-        """Listen on every address of a host. Raises ``OSError``.
+        """Listen on every address of a host. Raises as ``listen`` does.
 
         ``metrics`` is a folder in which frontends keep what they count, beyond their own end. ``own`` is the
         first of the ports on which single frontends answer as well; 0: they have none.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        sockets: list[socket.socket] = []
-        refused: OSError | None = None
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            try:
-                sockets.append(_listening(socket.socket(family, kind, protocol), address))
-            except OSError as error:
-                # A name may have addresses that this machine has not.
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                refused = error
-        if not sockets and refused is not None:
-            raise refused
-        return cls(sockets, frontends, own, metrics)
+        return cls(listen(host, port), frontends, own, metrics)
 
     def seat(self, index: int, numbers: Sequence[int] = ()) -> dict[str, str]:
         """The place of a frontend, as a variable of its environment.
@@ -86,20 +72,3 @@ class Port:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
-
-
-def _listening(made: socket.socket, address: tuple[object, ...]) -> socket.socket:
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if made.family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _high(descriptor: int) -> int:
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)

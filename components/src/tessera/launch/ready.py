@@ -88,8 +88,8 @@ class Expected:
     """
 
     frontends: Sequence[str]
-    workers: Sequence[str]
     models: Mapping[str, tuple[int, int]]
+    workers: Sequence[str] = ()
     together: int = 1
 
     def _is_there(self) -> bool:
@@ -192,17 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tessera.launch.ready", description=__doc__)
     parser.add_argument("--url", nargs="*", default=[], help="frontends")
     parser.add_argument(
-        "--worker", nargs="*", default=[], help="URLs of workers on a host without a frontend"
-    )
-    parser.add_argument("--embed", type=int, default=1, help="embed or aggregated workers to wait for")
-    parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
-    parser.add_argument(
         "--workers",
         nargs=3,
         action="append",
         default=[],
         metavar=("MODEL", "EMBED", "ENCODE"),
-        help="the same for each of several models; '' for all that there are",
+        help="embed or aggregated workers, and encode workers, to wait for: of a model, or of all with ''",
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--pids", type=int, nargs="*", default=[], help="give up when one of these has ended")
@@ -213,8 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = {model: (int(embed), int(encode)) for model, embed, encode in parsed.workers}
     except ValueError:
         parser.error("--workers takes a model and two whole numbers")
-    models = models or {"": (parsed.embed, parsed.encode)}
-    expected = Expected(frontends=parsed.url, workers=parsed.worker, models=models)
+    expected = Expected(frontends=parsed.url, models=models or {"": (1, 0)})
 
     def one_has_ended() -> bool:
         for pid in parsed.pids:

@@ -92,12 +92,9 @@ def command(
         settings = of_list(settings.models_file, settings)
     if not settings.model_path and several is None:
         raise SettingError("TESSERA_MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
-    # The process downloads that itself: it is the only one here that needs it.
-    path = settings.model_path
-    if several is None and not os.path.isdir(path) and (settings.hub_model is None or os.path.isfile(path)):
-        from tessera.checkpoint.unread import no_directory
-
-        raise SettingError(f"{settings.named('model_path')}: {no_directory(settings.model_path)}")
+    if several is None:
+        # The process downloads a hub's itself: it is the only one here that needs it.
+        settings.check_path()
     address = settings.host_address or settings.pod_ip
     if not (address or settings.host_interface):
         address = _address_towards_etcd(settings, environment)

@@ -176,7 +176,8 @@ class Service:
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
-        for port in ports if self._chose_system_ports else ():
+        # Ports that nobody chose are the lowest that are free.
+        for port in ports if "dyn_system_port_base" not in settings.defaults else ():
             if listens("127.0.0.1", port):
                 raise SettingError(f"{said}: {in_use(f'port {port}', port)}")
         for model in self.models:
@@ -338,11 +339,6 @@ class Service:
             for kind in model.workers
             for index, card in enumerate(placed(kind, self._machine))
         ]
-
-    @property
-    def _chose_system_ports(self) -> bool:
-        """Whether somebody did: else workers have the lowest that are free."""
-        return "dyn_system_port_base" not in self.settings.defaults
 
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
         """The lowest on which nothing listens."""
@@ -528,7 +524,7 @@ class Service:
             try:
                 self._folders = Folders()
                 if self._folders.free_bytes < _LEAST_FREE_BYTES:
-                    raise OSError(errno.ENOSPC, "less than 8 MiB are left", self._folders.path)
+                    raise OSError(errno.ENOSPC, "less than 8 MiB are left", str(self._folders.path))
             except OSError as error:
                 said = f"{error.strerror}; TMPDIR names another place"
                 raise OSError(error.errno, said, error.filename) from error

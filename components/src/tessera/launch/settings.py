@@ -308,6 +308,14 @@ class Shared:
         """The one that answers say."""
         return self.model_names[0]
 
+    def check_path(self) -> None:
+        """Raise ``SettingError`` for what is no directory, nor called as a model of a hub is."""
+        path = self.model_path
+        if not os.path.isdir(path) and (self.hub_model is None or os.path.isfile(path)):
+            from tessera.checkpoint.unread import no_directory
+
+            raise SettingError(f"{self.named('model_path')}: {no_directory(path)}")
+
     @property
     def is_adapter(self) -> bool:
         """Whether ``model_path`` is a directory with an adapter, and without the weights that it changes."""

@@ -28,15 +28,8 @@ class CudaMemory:
         self.described: dict[str, str | int] = {"device_id": device_id}
         self._device_id = device_id
         self._pointer = pointer
-        self._handle = handle
-
-    @property
-    def place(self) -> str:
-        return f"GPU {self._device_id}"
-
-    @property
-    def identity(self) -> object:
-        return self._handle
+        self.place = f"GPU {device_id}"
+        self.identity: object = handle
 
     def place_bytes(self) -> int:
         return cuda_driver.total_bytes(self._device_id)

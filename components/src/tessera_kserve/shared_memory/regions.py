@@ -10,10 +10,11 @@ import asyncio
 import dataclasses
 import ipaddress
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from tessera.errors import DeadlineExceeded, InvalidInput, UnsupportedOperation
 from tessera.frontend.api.values import clip
@@ -33,18 +34,17 @@ _NAME_CHARACTERS: Final = 200
 _THREADS: Final = 4
 _FACTOR: Final = 4
 
-M = TypeVar("M", bound=Memory)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region(Generic[M]):
+class Region:
     """``byte_size`` bytes of a client's memory; ``client`` is empty where there are no API keys."""
 
     client: str
     name: str
     byte_size: int
-    memory: M
+    memory: Memory
 
     @property
     def described(self) -> dict[str, str | int]:
@@ -58,6 +58,15 @@ def _share(free: int, mine: int) -> int:
     A first region has to keep to that, too: regions stay for as long as their key likes.
     """
     return _FACTOR * max(0, free + mine) // (_FACTOR + 1)
+
+
+@contextmanager
+def _there(region: Region, param: str) -> Iterator[None]:
+    """Raise ``InvalidInput`` naming ``param`` where the region's memory is lost."""
+    try:
+        yield
+    except Lost as lost:
+        raise InvalidInput.at(param, f"the region {clip(region.name)!r} {lost}") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -80,7 +89,7 @@ class Regions:
     def __init__(self, prefix: str, most_bytes: int = 1 << 30) -> None:
         self._prefix = prefix
         self._most_bytes = most_bytes
-        self._regions: dict[tuple[str, str], Region[Memory]] = {}
+        self._regions: dict[tuple[str, str], Region] = {}
         # Those whose memory is being opened: a card's first takes a second, in which other keys register.
         self._opening: set[tuple[str, str]] = set()
         self._changing = threading.Lock()
@@ -156,7 +165,7 @@ class Regions:
         if client and mine >= share:
             raise InvalidInput(f"this API key has {mine} regions, all of its share", param="name")
 
-    def _refusal(self, region: Region[Memory]) -> InvalidInput | None:
+    def _refusal(self, region: Region) -> InvalidInput | None:
         """Return the error of memory that is another key's, or more than the key's share of its place."""
         client, memory = region.client, region.memory
         beside = [other for other in self._regions.values() if other.memory.place == memory.place]
@@ -182,16 +191,16 @@ class Regions:
                 if name in ("", region.name):
                     del self._regions[client, region.name]
 
-    def regions(self, client: str, kind: type[M], name: str) -> Sequence[Region[M]]:
+    def regions(self, client: str, kind: type[Memory], name: str) -> Sequence[Region]:
         """Of a kind, without a name all of them; raises ``InvalidInput`` for one that is not there."""
         listed = [region for region in self._of(client, kind) if name in ("", region.name)]
         if name and not listed:
             raise InvalidInput.at("name", f"the region {clip(name)!r} is not registered")
         return listed
 
-    def _of(self, client: str, kind: type[M]) -> list[Region[M]]:
+    def _of(self, client: str, kind: type[Memory]) -> list[Region]:
         return [
-            region  # type: ignore[misc]
+            region
             for region in list(self._regions.values())
             if region.client == client and isinstance(region.memory, kind)
         ]
@@ -201,8 +210,8 @@ class Regions:
     ) -> Call:
         """Return the call with the inputs that it has in regions; the places of its outputs are checked.
 
-        Regions are those of the client. ``hold`` waits for room for their bytes. Raises ``InvalidInput``,
-        ``UnsupportedOperation`` and ``DeadlineExceeded``.
+        ``hold`` waits for room for their bytes. Raises ``InvalidInput``, ``UnsupportedOperation`` and
+        ``DeadlineExceeded``.
         """
         places = call.output_places
         if not call.shared and not places:
@@ -242,29 +251,23 @@ class Regions:
     def read(self, client: str, parameters: Mapping[str, Parameter], param: str) -> bytes | memoryview:
         """Return the bytes that an input's parameters name."""
         region, offset, size = self._place(client, parameters, param)
-        try:
+        with _there(region, param):
             return region.memory.read(offset, size)
-        except Lost as lost:
-            raise InvalidInput.at(param, f"the region {clip(region.name)!r} {lost}") from None
 
     def write(self, client: str, parameters: Mapping[str, Parameter], param: str, data: bytes) -> None:
         """Write an output where its parameters say."""
         region, offset, size = self._place(client, parameters, param)
         if len(data) > size:
             raise InvalidInput.at(param, f"the output has {len(data)} bytes, its place in the region {size}")
-        try:
+        with _there(region, param):
             region.memory.write(offset, data)
-        except Lost as lost:
-            raise InvalidInput.at(param, f"the region {clip(region.name)!r} {lost}") from None
 
     def close(self) -> None:
         """Let go of all memory; what is under way keeps its own until it is done."""
         self._threads.close()
         self._regions.clear()
 
-    def _place(
-        self, client: str, parameters: Mapping[str, Parameter], param: str
-    ) -> tuple[Region[Memory], int, int]:
+    def _place(self, client: str, parameters: Mapping[str, Parameter], param: str) -> tuple[Region, int, int]:
         name = str(parameters.get(REGION, ""))
         if (region := self._regions.get((client, name))) is None:
             raise InvalidInput.at(param, f"the region {clip(name)!r} is not registered")

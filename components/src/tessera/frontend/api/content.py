@@ -386,13 +386,13 @@ def read_message(
     )
 
 
-def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
+def split_messages(value: Json) -> list[tuple[Json, str]]:
     """The conversations in a body's ``messages``: one when it lists messages, several when it lists lists."""
     if not is_list(value) or not value:
-        raise expected(param, "a non-empty list of messages or of conversations", value)
+        raise expected("messages", "a non-empty list of messages or of conversations", value)
     if not is_list(value[0]):
-        return [(value, param)]
-    return [(conversation, f"{param}[{index}]") for index, conversation in enumerate(value)]
+        return [(value, "messages")]
+    return [(conversation, f"messages[{index}]") for index, conversation in enumerate(value)]
 
 
 def read_object(value: JsonObject, param: str, builder: InputBuilder) -> Input:

@@ -79,7 +79,9 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     if outputs := operation.get(OUTPUTS):
         yield f"<p>For models whose output is {escape(' or '.join(outputs))}.</p>"
     content = operation.get("requestBody", {}).get("content", {})
-    forms = [form for media in content.values() for form in _forms(media["schema"])]
+    # The forms of a body, where clients have one each.
+    schemas = [media["schema"] for media in content.values()]
+    forms = [form for schema in schemas for form in ([schema] if "properties" in schema else schema["anyOf"])]
     for schema in forms:
         if len(forms) > 1:
             yield f"<h3>{escape(schema['title'])}</h3>"
@@ -102,11 +104,6 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
 def _text(text: str) -> str:
     """A description as HTML: what stands in backticks is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
-
-
-def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The forms of a body, where clients have one each."""
-    return [schema] if "properties" in schema else list(schema["anyOf"])
 
 
 def _json(value: Any) -> str:

@@ -37,6 +37,7 @@ from tessera.frontend.api.schema import Schema, operation
 from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.request import (
+    AnyRequest,
     EmbeddingsRequest,
     EmbedDtype,
     EncodingFormat,
@@ -380,7 +381,7 @@ class Task(Protocol[R]):
     """Declares a request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
 
     @property
-    def request(self) -> EmbeddingsRequest | ScoreRequest: ...
+    def request(self) -> AnyRequest: ...
 
     @property
     def write(self) -> Callable[[R], ResponseBody]: ...
@@ -488,8 +489,7 @@ class Endpoint:
 
     async def _aside(self, work: Callable[[], T], exchange: Exchange) -> T:
         """Return the result of work in proportion to a body, in the turn of the exchange's key."""
-        async with exchange.deadline.bound():
-            return await exchange.departure.during(self._bodies.run(work, exchange.client))
+        return await exchange.departure.during(exchange.aside(self._bodies, work))
 
     async def _written(
         self, served: ServedModel, task: Task[R], result: R, exchange: Exchange
@@ -503,8 +503,7 @@ class Endpoint:
         if not _is_large(result, served.served.output):
             return await self._turns.run(write, exchange.client)
         # The other requests of this process go on between the blocks of the rows.
-        async with exchange.deadline.bound():
-            return await exchange.departure.during(self._threads.run(write, exchange.client))
+        return await exchange.departure.during(exchange.aside(self._threads, write))
 
     def choose(self, exchange: Exchange, body: Json, choice: Choice) -> ServedModel:
         """Return the model that a request means, which the request now counts for.
@@ -559,7 +558,7 @@ class Endpoint:
         if models.served:
             raise _unsupported(exchange, models.served[0], kinds)
 
-    def call(self, exchange: Exchange, request: EmbeddingsRequest | ScoreRequest, served: Served) -> Call:
+    def call(self, exchange: Exchange, request: AnyRequest, served: Served) -> Call:
         """Return what all work for the request has in common; the body may set the request's id.
 
         Raises ``ModelNotFound`` for a model that is not served here.

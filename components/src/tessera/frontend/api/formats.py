@@ -154,9 +154,7 @@ def frame_bytes(encoding: EncodingFormat) -> int:
 
 def numbers(values: Values, dtype: EmbedDtype) -> Values:
     """Converted values as an array that JSON can hold."""
-    if dtype is EmbedDtype.BFLOAT16:
-        return from_bfloat16_bits(values)
-    return values
+    return from_bfloat16_bits(values) if dtype is EmbedDtype.BFLOAT16 else values
 
 
 class Long(msgspec.Struct, frozen=True):

@@ -26,18 +26,13 @@ from tessera.frontend.serving.served import ServedModel
 _DISTRIBUTION: Final = "tessera-embed"
 
 
-def _version_of(served: ServedModel) -> str:
-    """The hub's commit; the fingerprint where a directory is served."""
-    source = served.settings.origin
-    return (source and source.commit) or served.model.fingerprint
-
-
 def _info(served: ServedModel) -> JsonObject:
-    found: JsonObject = {"shortName": f"{served.served.model}:{_version_of(served)}"}
-    source = served.settings.origin
-    if source is not None and source.commit:
-        found["modelUrl"] = f"hf://{source.repository}@{source.commit}"
-    return found
+    """Name the hub's commit, or the fingerprint where a directory is served."""
+    name, source = served.served.model, served.settings.origin
+    if source is None or not source.commit:
+        return {"shortName": f"{name}:{served.model.fingerprint}"}
+    url = f"hf://{source.repository}@{source.commit}"
+    return {"shortName": f"{name}:{source.commit}", "modelUrl": url}
 
 
 def _listed(served: ServedModel) -> JsonObject:

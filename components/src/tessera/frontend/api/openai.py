@@ -384,7 +384,6 @@ def _options(body: EmbeddingsBody) -> dict[str, Any]:
         "truncate": truncate,
         "max_tokens": max_tokens,
         "allow_partial": body.partial,
-        "user": body.user,
         "priority": body.priority,
         "request_id": body.request_id,
         "cache_salt": body.cache_salt or "",
@@ -558,7 +557,7 @@ def _units(value: Json, messages: Json, most: int) -> list[Unit]:
     if messages is not None:
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             _check_count(messages, "messages", most)
-        return split_messages(messages, "messages")
+        return split_messages(messages)
     return _split(value, "input", most) if is_list(value) else [(value, "input")]
 
 
@@ -673,11 +672,7 @@ USAGE: Final = object_of(
         cached_tokens=WHOLE,
     ),
 )
-_ANSWER: Final = answer_of(
-    "list",
-    data=list_of(_ROW),
-    usage=USAGE,
-)
+_ANSWER: Final = answer_of("list", data=list_of(_ROW), usage=USAGE)
 _MODEL: Final = object_of(
     id=TEXT,
     object={"const": "model"},
@@ -754,13 +749,9 @@ def _named_outputs(request: EmbeddingsRequest, served: Served, result: Result) -
             found = row_entries(finished(rows.values, request, output), None, request, "embedding")
         for entry, own in zip(entries, found, strict=True):
             entry |= own
-    for index, error in result.errors.items():
-        entries[index] = {
-            "object": "embedding",
-            "index": index,
-            "embedding": None,
-            "error": error_object(error),
-        }
+    for index in result.errors:
+        entries[index] = {"object": "embedding", "index": index}
+    put_errors(entries, result, "embedding")
     return entries
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
@@ -91,11 +91,18 @@ def _may_hold_no_text(raw: bytes) -> bool:
 
 def without_long_strings(raw: bytes, taken: Taken, parser: Parser) -> bytes:
     """Return JSON with a short string in place of each of 64 KB or more."""
+    strings = ((begin, end, _string(raw, begin, end, parser)) for begin, end in _long_strings(raw))
+    return _without(raw, taken, strings)
+
+
+def _without(raw: bytes, taken: Taken, parts: Iterable[tuple[int, int, object]]) -> bytes:
+    """Take parts out of JSON: the values that stand between two places each."""
     kept: list[bytes] = []
+    # What stands in their place no client can write.
     mark, at = os.urandom(16).hex(), 0
-    for begin, end in _long_strings(raw):
+    for begin, end, value in parts:
         name = f"{mark}{len(taken)}"
-        taken[name] = _string(raw, begin, end, parser)
+        taken[name] = value
         kept += (raw[at:begin], b'"%s"' % name.encode())
         at = end
     return b"".join((*kept, raw[at:])) if kept else raw
@@ -201,22 +208,8 @@ def without_numbers(raw: bytes, taken: Taken) -> bytes:
     would be freed in one piece: 4.2 million integers take 60 ms. Raises ``JSONDecodeError``, whose positions
     are those in a piece.
     """
-    return b"".join(_between_numbers(raw, taken))
-
-
-def _between_numbers(raw: bytes, taken: Taken) -> Iterator[bytes]:
-    # No client can write it.
-    mark, at = os.urandom(16).hex(), 0
-    for begin, end in _plain_lists(raw):
-        numbers = _numbers(raw, begin + 1, end - 1)
-        if numbers is None:
-            continue
-        name = f"{mark}{len(taken)}"
-        taken[name] = numbers
-        yield raw[at:begin]
-        yield b'"%s"' % name.encode()
-        at = end
-    yield raw[at:]
+    lists = ((begin, end, _numbers(raw, begin + 1, end - 1)) for begin, end in _plain_lists(raw))
+    return _without(raw, taken, (entry for entry in lists if entry[2] is not None))
 
 
 def _plain_lists(raw: bytes) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera import __version__
-from tessera.frontend.api.schema import OPENAI_ERROR, OUTPUTS, Schema
+from tessera.frontend.api.schema import OPENAI_ERROR, OUTPUTS, Schema, json_of
 from tessera.frontend.http.errors import MEANINGS
 
 Answering = Callable[[Request], Awaitable[Response]]
@@ -65,11 +65,10 @@ class ApiRoute(APIRoute):
 
 def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summary: str) -> ApiRoute:
     """Return the route of a GET that answers JSON of the schema, and with it or an error at ``statuses``."""
-    content = {"application/json": {"schema": schema}}
-    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": json_of(schema)}}
     for status in statuses:
-        body = content if status == 503 else {"application/json": {"schema": OPENAI_ERROR}}
-        responses[str(status)] = {"description": MEANINGS[status], "content": body}
+        content = json_of(schema if status == 503 else OPENAI_ERROR)
+        responses[str(status)] = {"description": MEANINGS[status], "content": content}
     return ApiRoute(path, answer, methods=("GET",), summary=summary, described={"responses": responses})
 
 

@@ -224,16 +224,17 @@ def operation(
 
     ``kinds`` are those that the route's ``Endpoint.answer`` is given.
     """
-    content = {"application/json": {"schema": answer}}
-    content |= {
+    content = json_of(answer) | {
         name.replace("__", "/").replace("_", "-"): {"schema": value} for name, value in others.items()
     }
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     for status, meaning in MEANINGS.items():
-        responses[str(status)] = {
-            "description": meaning,
-            "content": {"application/json": {"schema": error}},
-        }
+        responses[str(status)] = {"description": meaning, "content": json_of(error)}
     outputs = {} if kinds is None else {OUTPUTS: [kind.value for kind in OutputKind if kind in kinds]}
-    taken = {"required": True, "content": {"application/json": {"schema": body}}}
+    taken = {"required": True, "content": json_of(body)}
     return {"requestBody": taken, "responses": responses} | outputs
+
+
+def json_of(schema: Schema) -> dict[str, Any]:
+    """Describe a body in JSON."""
+    return {"application/json": {"schema": schema}}

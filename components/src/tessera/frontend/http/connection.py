@@ -26,6 +26,7 @@ from tessera.errors import RequestError
 from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure, render_status
+from tessera.frontend.http.tls import PROGRESS_BYTES
 from tessera.settings import KIB, POSITIVE, Setting
 from tessera.tasks import Departure
 from tessera.turns import ROUND_BYTES, ROUND_PARTS, Rounds
@@ -59,10 +60,6 @@ def without_offer(method: bytes, target: bytes, version: str, headers: Headers) 
     return b"\r\n".join((*lines, b"", b""))
 
 
-# A client that reads less than this in its time counts as one that does not read.
-_PROGRESS_BYTES: Final = 16 << 10
-
-
 class SlowReader:
     """Aborts a connection whose client has read less than 16 KiB in ``seconds``."""
 
@@ -87,7 +84,7 @@ class SlowReader:
             self._timer = None
 
     def _look(self, before: int) -> None:
-        if self._transport.get_write_buffer_size() > before - _PROGRESS_BYTES:
+        if self._transport.get_write_buffer_size() > before - PROGRESS_BYTES:
             self._transport.abort()
         else:
             self.watch()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
-from tessera.frontend.http.connection import Answer
 from tessera.settings import NOT_NEGATIVE, Setting
 
 _ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -19,17 +18,6 @@ _EXPOSED: Final = (
     *("Retry-After", "WWW-Authenticate", "X-Request-Id"),
     *("X-Compute-Tokens", "X-Tessera-Timings"),
 )
-
-
-A = TypeVar("A", bound=ASGIApp)
-
-
-class Cors(CORSMiddleware):
-    """Puts the headers of cross-origin requests around an application."""
-
-    def refuse_at_once(self, scope: Scope) -> Answer | None:
-        """Return None: what the application would refuse at once needs the headers, too."""
-        return None
 
 
 def _no_origins(flag: str, given: Any) -> str | None:
@@ -87,11 +75,11 @@ class CorsSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 600
 
-    def around(self, app: A) -> A | Cors:
+    def around(self, app: ASGIApp) -> ASGIApp:
         """Return an application that tells browsers of these origins what they may; ``app`` without any."""
         if not self.allow_origins:
             return app
-        return Cors(
+        return CORSMiddleware(
             app,
             allow_origins=self.allow_origins,
             allow_methods=self.allow_methods,

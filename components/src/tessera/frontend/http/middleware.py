@@ -48,10 +48,6 @@ class TraceMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    def refuse_at_once(self, scope: Scope) -> Answer | None:
-        """Return None: what the other would refuse at once is to be seen."""
-        return None
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
@@ -115,21 +111,20 @@ OPEN_PATHS = frozenset(
 """Answered without an API key, because balancers and kubelets have none; a POST is never."""
 
 
-class AnswerCounts:
-    """Counts answers by route, status, error code and model, of which there are few.
+def answer_counts(
+    metrics: FrontendMetrics,
+) -> Callable[[str, int, str | None, str], Callable[[float], None]]:
+    """Return what counts answers by their seconds, for a route, a status, an error's code and a model.
 
-    Each series is bound once: finding one takes longer than counting in it.
+    Of these there are few, and each series is bound once: finding one takes longer than counting in it. The
+    name of the model is empty where it was not known.
     """
 
-    def __init__(self, metrics: FrontendMetrics) -> None:
-        self._metrics = metrics
-        self.of = cache(self._bind)
-        """What counts an answer by its seconds; ``model`` is empty where it was not known."""
-
-    def _bind(self, route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
-        requests = self._metrics.requests.labels(route, str(status), model).inc
-        latency = self._metrics.latency.labels(route, model).observe
-        errors = self._metrics.errors.labels(route, code, model).inc if code is not None else None
+    @cache
+    def of(route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
+        requests = metrics.requests.labels(route, str(status), model).inc
+        latency = metrics.latency.labels(route, model).observe
+        errors = metrics.errors.labels(route, code, model).inc if code is not None else None
 
         def count(seconds: float) -> None:
             requests()
@@ -138,6 +133,8 @@ class AnswerCounts:
                 errors()
 
         return count
+
+    return of
 
 
 class RequestMiddleware:
@@ -177,7 +174,7 @@ class RequestMiddleware:
         self._open_paths = open_paths
         self._error_shapes = error_shapes or {}
         self._log = AccessLog(open_paths, access_log_share)
-        self._count = AnswerCounts(metrics).of
+        self._count = answer_counts(metrics)
         # Bound once: finding a series takes longer than counting in it.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
 

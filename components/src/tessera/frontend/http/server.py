@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from tessera.frontend.http.connection import (
     raise_descriptor_limit,
 )
 from tessera.frontend.http.tls import Certificate, shake_hands
+from tessera.listening import listen
 from tessera.terminal import place_of
 from tessera.turns import Rounds
 
@@ -47,8 +47,6 @@ _FULL_SECONDS: Final = 1.0
 _LAST_HANDSHAKES_SECONDS: Final = 1.0
 # For the answers of requests that are not waited for any longer.
 _LAST_ANSWERS_SECONDS: Final = 1.0
-# As uvicorn has it; the system may allow fewer (net.core.somaxconn).
-_BACKLOG: Final = 2048
 
 
 class SharedPort:
@@ -277,31 +275,9 @@ class HttpServer(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
 
 
-# Of ``localhost``, say, where the host has no IPv6.
-_NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
 def listening(host: str, port: int, flag: str = "") -> list[socket.socket]:
-    """A socket for every address of a name that this host has.
-
-    Raises ``ConfigError``, which begins with the ``flag``, where there is none or one is taken.
-    """
-    made: list[socket.socket] = []
-    lacking: OSError | None = None
+    """Return the sockets of ``listen``; raises ``ConfigError``, which begins with the ``flag``."""
     try:
-        for family, _, _, _, address in dict.fromkeys(
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        ):
-            try:
-                made.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                lacking = error
-        if lacking is not None and not made:
-            raise lacking
+        return listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
-        for one in made:
-            one.close()
         raise ConfigError(f"{flag}cannot listen on {place_of(host, port)}: {error}") from error
-    return made

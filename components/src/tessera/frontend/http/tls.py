@@ -28,8 +28,8 @@ _LOOK_SECONDS: Final = 2.0
 # For a client's own end of TLS, once it has all that was sent: many look at an idle connection only when they
 # want to use it again, and a drain would wait for them.
 _GOODBYE_SECONDS: Final = 1.0
-# A client that reads less than this in its time counts as one that does not read, as on a plain connection.
-_PROGRESS_BYTES: Final = 16 << 10
+PROGRESS_BYTES: Final = 16 << 10
+"""A client that reads less than this in its time counts as one that does not read."""
 # Ours are the clocks of a connection that is being closed.
 _NEVER_SECONDS: Final = 86_400.0
 
@@ -373,7 +373,7 @@ class TlsTransport:
                 self._arm()
             return
         taken, now = self._written - size, self._loop.time()
-        if taken >= self._taken + _PROGRESS_BYTES:
+        if taken >= self._taken + PROGRESS_BYTES:
             self._taken, self._since = taken, now
         elif now - self._since >= 0.9 * self._seconds:
             self._secured.abort()

@@ -68,6 +68,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     queries: Sequence[bytes] = ()
     hold: Hold = unbounded
 
+    def outputs_of(self, outputs: Outputs) -> tuple[Output, ...]:
+        """Return those of a model's outputs that an item becomes."""
+        return (SCORES,) if self.queries else outputs.of(self.outputs)
+
     def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
         """Ask a worker for the items' rows, with ``left`` seconds until the deadline."""
         return wire.EmbedRequest(
@@ -274,7 +278,7 @@ class Dispatcher:
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
+        outputs = call.outputs_of(self._outputs)
         answer = Answer.empty(items, *outputs)
         counts = [rows.counts.tolist() for rows in answer.rows.each()]
         request = _Request(items, call, outputs, answer, counts)

@@ -1,4 +1,4 @@
-"""An ``Embedder`` that asks one worker, the one of its own process perhaps, and sends nothing elsewhere."""
+"""The ``Embedder`` of one worker, that of its own process perhaps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from tessera import tracing, wire
 from tessera.errors import ProtocolError
 from tessera.frontend.serving.dispatch import Answer, Call
-from tessera.models.base import SCORES, Model, Outputs
+from tessera.models.base import Model, Outputs
 
 Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
 
@@ -25,6 +25,6 @@ class LocalEmbedder:
             raise reply.error()
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        answer = Answer.empty(items, *((SCORES,) if call.queries else self._outputs.of(call.outputs)))
+        answer = Answer.empty(items, *call.outputs_of(self._outputs))
         answer.put(range(len(items)), reply)
         return answer

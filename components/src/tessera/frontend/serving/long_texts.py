@@ -45,13 +45,14 @@ _MESSAGE_BYTES: Final = 4 << 20
 _MOST_MESSAGE: Final = 2048
 # A fork server with a vocabulary of 150,000 tokens holds 240 MB.
 _IDLE_SECONDS: Final = 120.0
+_MOST_PROCESSES: Final = 4
 # Behind the loop, and behind what is made on threads: those are the texts that models read whole.
 _NICE: Final = 10
 
 
-def _processes() -> int:
-    """One for each processor but the event loop's, at least 2 and at most 4."""
-    return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
+def beside_the_loop(most: int) -> int:
+    """Return one for each processor but the event loop's, at least 2; more would take time from the loop."""
+    return min(most, max(2, len(os.sched_getaffinity(0)) - 1))
 
 
 class _Built(msgspec.Struct, frozen=True, tag=True):
@@ -73,13 +74,6 @@ _decode_done: Final = msgspec.msgpack.Decoder(_Done)
 _decode_list: Final = msgspec.msgpack.Decoder(list[_Built | Failure])
 
 
-class _Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes are made of."""
-
-    model_path: str
-    options: dict[str, object]
-
-
 class LongTexts:
     """Makes prompts in processes, which requests take in turns by key; owned by one event loop.
 
@@ -92,10 +86,10 @@ class LongTexts:
     def __init__(
         self, directory: Path, options: Mapping[str, object], *, max_tokens: int, seconds: float
     ) -> None:
-        self._setup = _Setup(model_path=str(directory), options=dict(options))
+        self._setup = msgspec.json.encode((str(directory), dict(options))).decode()
         self._max_tokens = max_tokens
         self._limits = Limits(seconds=seconds, memory_bytes=_MEMORY_BYTES)
-        self._count = _processes()
+        self._count = beside_the_loop(_MOST_PROCESSES)
         self._threads = Threads(self._count, "tokenise-long")
         self.turns = self._threads.turns
         self._lock = threading.Lock()
@@ -136,7 +130,7 @@ class LongTexts:
         return Pool(
             "tokeniser",
             f"{__name__}:Handler",
-            msgspec.json.encode(self._setup).decode(),
+            self._setup,
             _decode_done,
             self._limits,
             # Pages are no memory until they are written to.
@@ -193,8 +187,8 @@ class Handler:
 
     def __init__(self, setup: str) -> None:
         os.nice(_NICE)
-        settings = msgspec.json.decode(setup, type=_Setup)
-        self._model = open_model(Path(settings.model_path), settings.options)
+        directory, options = msgspec.json.decode(setup)
+        self._model = open_model(Path(directory), options)
         # A confined process can import nothing, so what is imported late is imported here.
         content = Content(parts=("warm-up",), role=Role.NONE)
         tasks: list[InputTask | Pairs] = [InputTask(content, self._model.max_tokens, Truncate.END, "")]

@@ -137,22 +137,6 @@ class ScoreWork(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
 
 
-def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
-    """Return the width of the vectors to send; ``own`` is the model's.
-
-    Raises ``InvalidInput``, naming ``param``, for more dimensions than there are, and for a packed type whose
-    width is not a multiple of 8. Which widths a model was trained for is the caller's to check.
-    """
-    width = own if dimensions is None else dimensions
-    if not 0 < width <= own:
-        raise InvalidInput.at(param, f"expected 1 to {own}, the model's own width, found {width}")
-    if dtype in _PACKED and width % 8:
-        raise InvalidInput.at(
-            param, f"{dtype.value} packs eight values to a byte, and {width} is not a multiple of 8"
-        )
-    return width
-
-
 class Pipeline:
     """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP.
 
@@ -245,7 +229,7 @@ class Pipeline:
             self._rows[output.name].inc(int(bounds[-1]))
         done = [parts for index, parts in good.items() if index not in errors]
         for error in errors.values():
-            self._metrics.count_input_error(error.code)
+            self._metrics.input_errors(error.code).inc()
         return Result(
             request_id=call.request_id,
             outputs=outputs,
@@ -379,10 +363,17 @@ class Pipeline:
         return np.fromiter(accumulate(counts, initial=0), np.int64, len(counts) + 1)
 
     def _check_width(self, request: EmbeddingsRequest) -> None:
-        param = request.dimensions_param
-        if request.dimensions is not None and request.dimensions not in self.widths:
-            raise InvalidInput(f"{param} {request.dimensions}: this model offers {self.widths}", param=param)
-        check_width(self._model.output.width, request.dimensions, request.dtype, param)
+        """Raise ``InvalidInput`` for a width that the model does not offer, or that cannot be packed."""
+        param, width = request.dimensions_param, request.dimensions
+        if width is None:
+            width = self._model.output.width
+        elif width not in self.widths:
+            raise InvalidInput(f"{param} {width}: this model offers {self.widths}", param=param)
+        if request.dtype in _PACKED and width % 8:
+            kind = request.dtype.value
+            raise InvalidInput.at(
+                param, f"{kind} packs eight values to a byte, and {width} is not a multiple of 8"
+            )
 
     def _account(
         self, inputs: Sequence[Input], prompts: Sequence[Prompt], answers: Sequence[Answer]

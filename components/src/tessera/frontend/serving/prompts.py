@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -11,7 +10,7 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.images import Visions
-from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, LongTexts
+from tessera.frontend.serving.long_texts import MOST_DOCUMENTS, LongTexts, beside_the_loop
 from tessera.models.base import (
     Content,
     InputTask,
@@ -33,14 +32,8 @@ _INLINE_CHARACTERS = 4096
 _TURN_CHARACTERS = 1 << 16
 # Of one input on a thread, which nobody can end: 0.3 to 1 s. 32,768 tokens of English are 160,000.
 _THREAD_CHARACTERS = 1 << 18
-
-
-def _threads() -> int:
-    """One for each processor but the event loop's, at least 2 and at most 8, of which a key has 2.
-
-    When hundreds of requests come at once, more threads would take time from the loop.
-    """
-    return min(8, max(2, len(os.sched_getaffinity(0)) - 1))
+# Of which a key has 2.
+_MOST_THREADS = 8
 
 
 class _Work(NamedTuple):
@@ -129,7 +122,7 @@ class Prompter:
         self._declared = declared_of(model)
         self.long_texts = long_texts
         self.max_tokens = max_tokens
-        self.threads = Threads(_threads(), "tokenise")
+        self.threads = Threads(beside_the_loop(_MOST_THREADS), "tokenise")
 
     async def build(
         self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError], call: Call

@@ -18,7 +18,7 @@ from tessera.errors import RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import NO_SALT, Answer, Call, Embedder, Salt
 from tessera.logs import note
-from tessera.models.base import SCORES, STATES, VISION, Outputs
+from tessera.models.base import STATES, VISION, Outputs
 from tessera.rows import Rows
 from tessera.tasks import Deadline, SingleFlight, run_all
 
@@ -155,8 +155,7 @@ class ResultCache:
         """
         if not _STAGES.isdisjoint(call.outputs):
             return await self._dispatcher.embed(items, call)
-        outputs = (SCORES,) if call.queries else self._outputs.of(call.outputs)
-        answer = Answer.empty(items, *outputs)
+        answer = Answer.empty(items, *call.outputs_of(self._outputs))
         prefix = self._key_prefix() + self._salt(call) + "\0".join(call.outputs).encode()
         compared = [blake3(query).digest() for query in call.queries]
         keys = [_key(prefix, item, compared[item.query] if compared else b"") for item in items]
