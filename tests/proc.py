@@ -37,3 +37,16 @@ def open_files(pid: int) -> list[str]:
             with suppress(OSError):
                 found.append(os.readlink(descriptor))
     return found
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that it has had at a time, since ``forget_peak``."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def forget_peak(pid: int) -> int:
+    """Begin to count ``peak_bytes`` anew, and give what it is now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_bytes(pid)

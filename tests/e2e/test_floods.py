@@ -15,6 +15,7 @@ from tests.e2e.felt import LONG, Felt, frontend_pid, resident_bytes
 from tests.e2e.flooding import flooding
 from tests.e2e.floods import ACCENTS, SETTINGS, Asker, asking, slow_host
 from tests.e2e.service import MODEL, free_ports
+from tests.proc import forget_peak, peak_bytes
 from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 # Beyond what is made on a thread.
 VERY_LONG = "word " * 60_000
 MIB = 1 << 20
+BUDGET = 256 * MIB
 
 
 @contextmanager
@@ -61,6 +63,7 @@ async def given_back(bob: Asker, rest: int = 0) -> None:
     [
         "60 MB of []",
         '60 MB of ""',
+        "4.2 million token ids",
         "24 messages, wrong key",
         "30 half bodies",
         "30 half bodies, KServe",
@@ -70,15 +73,17 @@ async def given_back(bob: Asker, rest: int = 0) -> None:
 async def test_another_key_is_answered_within_a_second(
     service: Disaggregated, photos: dict[str, bytes], name: str
 ) -> None:
+    """A frontend takes no more than the budget and 512 MiB meanwhile, and gives it back."""
     (port,) = free_ports(1)
-    with frontend(service, "--grpc-port", str(port), "--max-bodies-mb", "256") as url:
+    with frontend(service, "--grpc-port", str(port), "--max-bodies-mb", str(BUDGET // MIB)) as url:
         async with asking(url) as (_, bob), slow_host(photos["flower"]) as host:
             await answered(bob, host.url)
-            rest = resident_bytes(frontend_pid(url))
+            rest = forget_peak(pid := frontend_pid(url))
             with flooding(name, int(url.rpartition(":")[2]), port, MODEL) as flood:
                 await asyncio.sleep(1.0)
                 await Felt(service, bob).answers(host.url)
                 assert flood.poll() is None
+            assert peak_bytes(pid) - rest < BUDGET + 512 * MIB
             await given_back(bob, rest)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from PIL import Image
 from tessera.models import Model, open_model
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.e2e.service import MODEL, Service, launch
+from tests.proc import peak_bytes
 
 pytestmark = [
     pytest.mark.service,
@@ -36,13 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     make_checkpoint(["--out", str(path), "--size", "full", "--dtype", "bfloat16"])
     yield open_model(path)
     (path / "model.safetensors").unlink()
-
-
-def peak(pid: int) -> int:
-    """Largest resident size of the process so far, bytes."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) * 1024
 
 
 def tile_url(photo: bytes) -> str:
@@ -71,6 +64,6 @@ def check_memory(service: Service, model: Model, roles: list[str]) -> None:
     vision, text = model.vision_nbytes("float32"), model.text_nbytes("float32")
     weights = {"agg": vision + text, "encode": vision, "embed": text}
     for role, pid in zip(roles, service.pids()[1:], strict=True):
-        used, limit = peak(pid), 1.2 * weights[role] + GIB
+        used, limit = peak_bytes(pid), 1.2 * weights[role] + GIB
         print(f"{role}: peak {used / GIB:.2f} GiB of {limit / GIB:.2f}, weights {weights[role] / GIB:.2f}")
         assert used <= limit, role

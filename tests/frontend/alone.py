@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from tests import proc
 from tests.e2e.service import MODEL, free_ports
 from tests.forks.popen import Forked
 from tests.frontend.watched import note
@@ -34,14 +35,11 @@ class Alone:
     @property
     def peak_bytes(self) -> int:
         """The most memory that it has had at a time."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
+        return proc.peak_bytes(self.process.pid)
 
     def forget_peak(self) -> int:
         """Begin to count ``peak_bytes`` anew, and give what it is now."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-        return self.peak_bytes
+        return proc.forget_peak(self.process.pid)
 
     @property
     def in_flight(self) -> int:

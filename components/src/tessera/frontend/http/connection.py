@@ -183,8 +183,8 @@ def max_connections() -> int:
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
-# A client that has sent so much of what is not read, in however many pieces, waits for its turn among all of
-# those: one in so many seconds. Of each the loop reads 256 KiB, in 0.1 ms.
+# A client that has sent so much of what is not read, in however many pieces, waits for its turn: one in so
+# many seconds, and keys take turns. Of each the loop reads 256 KiB, in 0.25 ms with all that is around it.
 _SKIPPED_BYTES: Final = 16 * ROUND_BYTES
 SKIPPING_SECONDS: Final = 0.002
 # What a field of a head counts beside its name and its value, as in HTTP/2 (RFC 9113 6.5.2): 13,000 fields of
@@ -530,7 +530,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._skipped_bytes = 0
         if not self.flow.read_paused:
             self.flow.pause_reading()
-            self._skips.wait(self.loop, self._skip_more)
+            self._skips.wait(self.loop, self._skip_more, self._client())
 
     def _skip_more(self) -> None:
         if not self.transport.is_closing() and not self.pipeline:
