@@ -63,7 +63,7 @@ class Running:
         """Send the head of a request; without a length its body is chunked."""
         port = self.alone.http.base_url.port
         assert port is not None
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
         connection.sendall(f"{head}Content-Type: application/json\r\n{framing}\r\n\r\n".encode())

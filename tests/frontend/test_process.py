@@ -55,7 +55,7 @@ def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: 
         env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert ended.returncode == 1
     said = "--dimensions-allowed 64-128, 256: 256 goes beyond the model's own width, 128"
@@ -71,7 +71,7 @@ def test_means_of_runs_of_a_model_that_pools_one_token_end_the_frontend_at_its_s
         env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert ended.returncode == 1
     said = "--max-embed-tokens 2000: a vector of 'cls' is not the mean of its tokens' states"
