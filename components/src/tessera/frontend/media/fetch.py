@@ -206,17 +206,23 @@ class BoundedBackend(httpcore2.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().sock_connect(connection, (host, port))
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, OSError):
-                raise httpcore2.ConnectError(str(error)) from error
-            raise
+            connection = await _connected(host, port)
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
         return BoundedStream(AnyIOStream(_Connection(connection)), self._rounds)
+
+
+async def _connected(address: str, port: int) -> socket.socket:
+    connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(connection, (address, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 class VettedBackend(httpcore2.AsyncNetworkBackend):
