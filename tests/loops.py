@@ -38,9 +38,9 @@ async def fails_and_goes_on(
 ) -> None:
     """A loop survives one error, and is trouble for as long as there are more."""
     switch.on = True
-    await until(lambda: KEEPER.trouble is not None, 30)
+    await until(lambda: KEEPER.trouble is not None)
     assert KEEPER.trouble is not None and name in KEEPER.trouble
     assert KEEPER.failures[name] >= KEEPER.MOST_FAILURES and "RuntimeError: odd" in caplog.text
     switch.on = False
-    await until(lambda: KEEPER.trouble is None, 30)
-    await until(goes_on, 30)
+    await until(lambda: KEEPER.trouble is None)
+    await until(goes_on)

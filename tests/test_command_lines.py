@@ -210,7 +210,7 @@ def test_frontend_flags_that_make_no_sense(flags: list[str]) -> None:
 @pytest.mark.usefixtures("forks")
 def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
     assert "--model-path" in done.stdout and "--discovery-backend" in done.stdout
@@ -228,7 +228,7 @@ def test_a_worker_with_a_wrong_file_ends_with_one_line(tmp_path: Path, mode: str
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 1
     assert str(path) in done.stderr and "bathc" in done.stderr

@@ -24,7 +24,7 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
 busy, little, count = sys.argv[1] == "busy", sys.argv[1] == "little", int(sys.argv[2])
-every, seconds = (1.5, 5.0) if little else (0.2, 3.0)
+every = 1.5 if little else 0.2
 
 def allocate() -> list[int]:
     blocks = [libc.malloc(100_000) for _ in range(count)]
@@ -41,8 +41,8 @@ async def main() -> tuple[int, int, int]:
     for block in blocks[:-1]:
         libc.free(block)
     freed = resident_bytes()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = time.monotonic() + 60
+    while time.monotonic() < until and resident_bytes() > freed - (160 << 20):
         if busy:
             sum(range(100_000))
         await asyncio.sleep(0 if busy else 0.1)
@@ -61,7 +61,7 @@ def test_a_worker_keeps_no_free_memory(load: str, blocks: int) -> None:
     What grows has worked, however little of a processor it got.
     """
     words = [sys.executable, "-c", PROGRAM, load, str(blocks)]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=180)
     full, freed, after = (int(nbytes) >> 20 for nbytes in ran.stdout.split())
     # Freeing alone gave nothing back: otherwise this would prove nothing.
     assert full - freed < 20
@@ -108,7 +108,7 @@ libc.fflush(file)
 def test_threads_share_a_few_heaps() -> None:
     def heaps(*words: str) -> int:
         command = [sys.executable, "-c", THREADS, *words]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
         return ran.stdout.count("<heap nr=")
 
     assert heaps("shared") <= 4 < heaps("own")

@@ -1,4 +1,4 @@
-"""Waiting is bounded and says what did not come about, and nobody waits in a loop of its own."""
+"""Waiting has a bound that is not short, says what did not come about, and is in no loop of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.waiting import until, wait_for_line, wait_until
+from tests.waiting import SECONDS, until, wait_for_line, wait_until
 
 TESTS = Path(__file__).parent
 # What is called to let time pass. A turn of the loop, ``sleep(0)``, lets none.
@@ -46,8 +46,30 @@ EXCEPTIONS = {
 }
 
 
-class Loops(ast.NodeVisitor):
-    """Finds the loops in which a file waits, by the function and the line."""
+# What ends a wait for something that comes about, by the function that waits: its place among the arguments,
+# its name, and the seconds that it has at least.
+LEAST = {
+    "wait_until": (1, "seconds", SECONDS),
+    "until": (1, "seconds", SECONDS),
+    "wait_for_line": (2, "seconds", SECONDS),
+    "run": (None, "timeout", SECONDS),
+    "check_output": (None, "timeout", SECONDS),
+    "communicate": (None, "timeout", SECONDS),
+    "wait_for": (1, "timeout", 60.0),
+    "wait": (0, "timeout", 60.0),
+    "join": (0, "timeout", 60.0),
+    "after": (0, "seconds", 60.0),
+    "create_connection": (None, "timeout", 60.0),
+}
+# Functions whose bound passes where all is well, by file: they look again and again.
+PASSING = {
+    "batching/test_death.py": {"synchronize"},
+    "e2e/floods.py": {"answer"},
+}
+
+
+class Functions(ast.NodeVisitor):
+    """Finds lines of a file, by the function."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, int]] = []
@@ -59,6 +81,36 @@ class Loops(ast.NodeVisitor):
         self._function = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef
+
+
+class ShortBounds(Functions):
+    """Finds the waits that end too soon on a slow machine, but for those that are expected to."""
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
+        if not any("raises" in names(item.context_expr) for item in node.items):
+            self.generic_visit(node)
+
+    visit_AsyncWith = visit_With
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if not isinstance(node.op, ast.Not):
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        place, name, least = LEAST.get(function, (None, "", 0.0))
+        bounds = [keyword.value for keyword in node.keywords if keyword.arg == name]
+        bounds += [] if place is None else node.args[place : place + 1]
+        if any(
+            isinstance(bound, ast.Constant) and isinstance(bound.value, int | float) and bound.value < least
+            for bound in bounds
+        ):
+            self.found.append((self._function, node.lineno))
+        self.generic_visit(node)
+
+
+class Loops(Functions):
+    """Finds the loops in which a file waits."""
 
     def visit_While(self, node: ast.While) -> None:
         if _waits(node) and not names(node.test) & (BOUNDS | READS):
@@ -98,20 +150,55 @@ def _waits(node: ast.While) -> bool:
     return _pauses(node) or (calls and idle)
 
 
+def found_by(visitor: Functions, source: str) -> list[tuple[str, int]]:
+    visitor.visit(ast.parse(source))
+    return visitor.found
+
+
 def waiting(source: str) -> list[tuple[str, int]]:
-    loops = Loops()
-    loops.visit(ast.parse(source))
-    return loops.found
+    return found_by(Loops(), source)
 
 
-def test_nobody_waits_in_a_loop_of_its_own() -> None:
+@pytest.mark.parametrize(("kind", "exceptions"), [(Loops, EXCEPTIONS), (ShortBounds, PASSING)])
+def test_nobody_waits_in_a_loop_of_its_own_or_too_shortly(
+    kind: type[Functions], exceptions: dict[str, set[str]]
+) -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line} in {function}"
         for path in TESTS.rglob("*.py")
-        for function, line in waiting(path.read_text(encoding="utf-8"))
-        if function not in EXCEPTIONS.get(str(path.relative_to(TESTS)), ())
+        for function, line in found_by(kind(), path.read_text(encoding="utf-8"))
+        if function not in exceptions.get(str(path.relative_to(TESTS)), ())
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "wait_until(lambda: seen, 30)",
+        "await until(lambda: seen, seconds=5.0)",
+        "subprocess.run(command, timeout=60)",
+        "await asyncio.wait_for(reader.read(), 5)",
+        "assert process.wait(timeout=10) == 0",
+        "thread.join(10)",
+    ],
+)
+def test_a_short_bound_is_seen(source: str) -> None:
+    assert len(found_by(ShortBounds(), source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "with pytest.raises(TimeoutError):\n    await asyncio.wait_for(call, 0.1)",
+        "assert not await peers.wait(0.1)",
+        "process.wait()",
+        "wait_until(lambda: seen)",
+        "', '.join(names)",
+    ],
+)
+def test_a_bound_that_is_long_or_expected_to_pass_is_none(source: str) -> None:
+    assert found_by(ShortBounds(), source) == []
 
 
 @pytest.mark.parametrize(
@@ -146,8 +233,10 @@ def test_what_looks_like_it_is_none(source: str) -> None:
 
 
 def test_every_exception_is_still_one() -> None:
-    for name, functions in EXCEPTIONS.items():
-        assert functions <= {function for function, _ in waiting((TESTS / name).read_text())}, name
+    for kind, exceptions in ((Loops, EXCEPTIONS), (ShortBounds, PASSING)):
+        for name, functions in exceptions.items():
+            source = (TESTS / name).read_text()
+            assert functions <= {function for function, _ in found_by(kind(), source)}, name
 
 
 def test_the_first_true_value_is_given() -> None:

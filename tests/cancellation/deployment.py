@@ -75,7 +75,7 @@ async def in_process(
         components = ["encode" if role == "encode" else "embed" for role in roles]
         (model,) = service.models
         peers = [model.workers.by_component[component] for component in components]
-        await until(lambda: server.started and all(one.ready for one in peers), 60.0)
+        await until(lambda: server.started and all(one.ready for one in peers))
         try:
             yield InProcess(port, grpc_port, service)
         finally:

@@ -208,7 +208,7 @@ def test_the_launcher_and_a_frontend_refuse_it(hostile: Path, tmp_path: Path) ->
     environment = os.environ | {"DYN_FILE_KV": str(tmp_path / "discovery")}
     for module in ("tessera.models", "tessera.frontend"):
         command = [sys.executable, "-m", module, "--model-path", str(hostile)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
         assert ended.returncode == 1
         assert says in (ended.stdout if module == "tessera.models" else ended.stderr.splitlines()[-1])
         # Its library's own words are not shown.

@@ -62,7 +62,7 @@ def start(hub: LocalHub, cache: Path, *arguments: str, **environment: str) -> su
 
 
 def end(process: subprocess.Popen[str]) -> Said:
-    out, log = process.communicate(timeout=120)
+    out, log = process.communicate(timeout=180)
     assert TOKEN not in out + log
     assert "Traceback" not in log
     answer: dict[str, Any] = json.loads(out)
@@ -289,7 +289,7 @@ def test_a_hub_that_refuses_is_one_line(hub: LocalHub, tmp_path: Path) -> None:
     environment = hub.environment(tmp_path) | {"HF_TOKEN": TOKEN, "HF_HUB_ETAG_TIMEOUT": "1"}
     models = [f"org/{name}" for name in FAULTS]
     said = subprocess.run(
-        [sys.executable, "-c", EACH, *models], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", EACH, *models], env=environment, capture_output=True, text=True, timeout=180
     )
     assert TOKEN not in said.stdout + said.stderr and "Traceback" not in said.stderr
     lines = said.stdout.splitlines()

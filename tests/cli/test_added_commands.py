@@ -51,7 +51,7 @@ def running(site: Path, *flags: str) -> Tessera:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *flags, "-m", "tessera.cli", *words]
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+            command, env=environment, capture_output=True, text=True, check=False, timeout=180
         )
 
     return run

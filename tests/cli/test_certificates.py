@@ -56,12 +56,12 @@ def test_a_certificate_that_nobody_knows_names_the_variable(
         words += [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT")}
     run = [sys.executable, "-m", "tessera.cli", *words]
-    refused = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=180, check=False)
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 1 and "CERTIFICATE_VERIFY_FAILED" in line
     assert "SSL_CERT_FILE names a PEM file with the certificate" in line
     environment["SSL_CERT_FILE"] = str(tmp_path / "ca.pem")
-    heard = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    heard = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=180, check=False)
     # What it answers is no model to embed with.
     assert "CERTIFICATE" not in heard.stderr
     assert command != "models" or heard.stdout.startswith("a-model")

@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def ran(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tessera.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
     os.close(read)
     command = [sys.executable, "-m", "tessera.cli", *words]
     with os.fdopen(write, "wb") as output:
-        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=180)
     # argparse passes over such an error itself where its text is longer than a buffer.
     assert ended.stderr == b"" and ended.returncode in (0, 128 + signal.SIGPIPE)
 

@@ -57,7 +57,7 @@ def answers_of(
         [python, "-m", script.__name__, service.url, service.key, model, query, json.dumps(texts)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=180,
         check=False,
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},

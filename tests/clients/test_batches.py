@@ -92,7 +92,7 @@ def ogx(folder: Path, service: Several) -> Iterator[openai.OpenAI]:
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
     ):
         try:
-            wait_until(lambda: _answers(client), 120, process=process, said=log.read_text)
+            wait_until(lambda: _answers(client), process=process, said=log.read_text)
             yield client
         finally:
             process.terminate()
@@ -110,7 +110,7 @@ def batch(client: openai.OpenAI, lines: str) -> tuple[list[dict[str, Any]], list
     file = client.files.create(file=("lines.jsonl", io.BytesIO(lines.encode())), purpose="batch")
     made = client.batches.create(input_file_id=file.id, endpoint=ROUTE, completion_window="24h")
     ends = ("completed", "failed")
-    wait_until(lambda: client.batches.retrieve(made.id).status in ends, 120)
+    wait_until(lambda: client.batches.retrieve(made.id).status in ends)
     made = client.batches.retrieve(made.id)
     assert made.status == "completed", made
     files = [made.output_file_id or "", made.error_file_id or ""]
@@ -156,7 +156,7 @@ def test_a_batch_server_and_the_command_make_the_same_of_lines(service: Several,
         [sys.executable, "-m", "tessera.cli", "embed", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
         cwd=tmp_path,
     )

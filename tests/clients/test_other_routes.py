@@ -152,7 +152,7 @@ def test_a_damaged_body_is_no_departure(service: ClosedService) -> None:
         name = f"damaged-{key}"
         lines = (f"POST {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {service.key}")
         more = (f"X-Request-Id: {name}", "Transfer-Encoding: chunked", "", "ZZ", "")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
+        with socket.create_connection((host, int(port)), timeout=60) as client:
             client.sendall("\r\n".join(lines + more).encode())
             head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ") and b"connection: close" in head, head

@@ -23,7 +23,7 @@ def test_the_document_is_kept_and_nothing_is_a_server_error(service: ClosedServi
     # The metrics are Prometheus' format, which no schema describes.
     command += ["--exclude-path", "/metrics", "--exclude-path", "/v1/metrics"]
     command += ["--continue-on-failure", "--generation-database", "none"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     generated = re.search(r"(\d+) generated", ran.stdout)
     assert generated is not None

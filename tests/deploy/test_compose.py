@@ -111,7 +111,7 @@ def test_prometheus_finds_every_container(deployment: Deployment) -> None:
         said = deployment.host.docker("exec", deployment.container("prometheus"), *query)
         return {job: int(count) for job, count in re.findall(r'\{job="(\w+)"\} => (\d+)', said)}
 
-    wait_until(lambda: found() == REPLICAS, 120, said=found)
+    wait_until(lambda: found() == REPLICAS, said=found)
 
 
 # Asks a Prometheus at the first argument for each of the queries, a JSON list.

@@ -97,7 +97,7 @@ def test_a_pod_is_found_when_it_is_ready_and_gone_when_it_drains(checkpoint: Pat
         assert answer.status_code == 200, answer.text
         os.kill(worker.pid, signal.SIGTERM)
         wait_status(f"{pods.url}/health", 503, frontend_log)
-        assert worker.wait(40) == 0, worker_log.read_text()
+        assert worker.wait(60) == 0, worker_log.read_text()
 
 
 def test_a_pod_that_is_never_listed_ends_when_it_is_told_to(checkpoint: Path, tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_a_pod_that_is_never_listed_ends_when_it_is_told_to(checkpoint: Path, tm
         wait_for(f"{pods.system_url}/health", worker, log)
         assert "ready after" not in log.read_text()
         os.kill(worker.pid, signal.SIGTERM)
-        assert worker.wait(40) == 0, log.read_text()
+        assert worker.wait(60) == 0, log.read_text()

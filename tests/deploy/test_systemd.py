@@ -33,7 +33,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     installed = Path(sys.executable).with_name("tessera")
     copy.write_text(UNIT.read_text().replace(PATH, str(installed)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=180, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -43,7 +43,7 @@ def test_systemd_refuses_a_unit_with_a_mistake(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace(PATH, "/bin/true").replace("KillMode=mixed", "KillMode=some"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=180, check=False
     )
     assert "kill mode" in done.stderr
 

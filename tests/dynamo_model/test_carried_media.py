@@ -23,6 +23,6 @@ async def test_only_what_the_request_carries_is_taken(tmp_path: Path) -> None:
         with pytest.raises(MediaFetchError, match=r"input\[2\]"):
             await media.load(ImageSource(url=url, param="input[2]"), row_width=8, deadline=Deadline.after(5))
     url = image_input(data)[0]["image_url"]["url"]  # type: ignore[index]
-    loaded = await media.load(ImageSource(url=url, param="input"), row_width=8, deadline=Deadline.after(5))
+    loaded = await media.load(ImageSource(url=url, param="input"), row_width=8, deadline=Deadline.after(60))
     assert loaded.data == data
     await media.close()

@@ -69,7 +69,7 @@ class Serve:
         self.wait(lambda: self.log.read_text().count(line) >= count)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        wait_until(condition, 120, process=self.process, said=self.log.read_text)
+        wait_until(condition, process=self.process, said=self.log.read_text)
 
     def reload(self, said: str) -> None:
         """Tell it to read its file again, and wait until it says so."""

@@ -74,7 +74,6 @@ class Several:
         """Until a model has this status; None: until it is not served."""
         wait_until(
             lambda: self.health(name).get("status") == status,
-            120,
             process=self.frontend,
             said=lambda: (name, self.health(name), self.log.read_text()),
         )
@@ -113,7 +112,7 @@ def several(
         found = Several(folder, f"http://127.0.0.1:{port}", log, frontend, stack, environment, rpc)
         for name, path in models.items():
             found.start_worker(name, path)
-        wait_until(lambda: _answers(found.url), 120, process=frontend, said=log.read_text)
+        wait_until(lambda: _answers(found.url), process=frontend, said=log.read_text)
         for name in models:
             found.wait(name)
         yield found

@@ -166,7 +166,7 @@ class Served:
             assert answer.status_code in (200, 502, 503, 504), answer.text
             return answer if answer.status_code == 200 else None
 
-        answer = wait_until(answered, 120)
+        answer = wait_until(answered)
         assert answer is not None
         self.same(answer, inputs)
 

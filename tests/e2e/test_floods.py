@@ -141,7 +141,7 @@ async def test_slow_image_hosts_of_a_key_leave_fetches_to_others(
                 )
                 for at in range(3)
             ]
-            await until(lambda: host.slow >= 16, 60.0)
+            await until(lambda: host.slow >= 16)
             await answered(bob)
             await Felt(service, bob).answers(host.url)
             answer = await bob.images(*(f"{host.url}/{at}" for at in range(4)))
@@ -175,7 +175,7 @@ async def test_names_without_an_answer_leave_look_ups_to_others(
                 assert all("did not answer in time" in row["error"]["message"] for row in rows)
 
             floods = [asyncio.create_task(flood(at)) for at in range(4)]
-            await until(lambda: server.asked, 60.0)
+            await until(lambda: server.asked)
             await answered(bob, *images)
             await Felt(service, bob).answers(*images)
             await asyncio.gather(*floods)

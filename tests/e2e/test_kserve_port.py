@@ -42,7 +42,7 @@ def vector(port: int, root: Path) -> np.ndarray:
 def serial(port: int, authority: Authority) -> str:
     """Of the certificate that a new connection gets."""
     with (
-        socket.create_connection(("localhost", port), timeout=10) as plain,
+        socket.create_connection(("localhost", port), timeout=60) as plain,
         authority.client.wrap_socket(plain, server_hostname="localhost") as secure,
     ):
         return ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
@@ -100,6 +100,6 @@ def test_another_services_port_is_refused(checkpoint: Path, tmp_path: Path) -> N
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "tessera.cli", "serve", str(checkpoint), "--grpc-port", str(port)]
         command += ["--port", str(free_ports(1)[0])]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert ran.returncode != 0
     assert f"--grpc-port {port}: something listens on" in ran.stderr + ran.stdout

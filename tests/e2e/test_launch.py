@@ -69,7 +69,7 @@ def run(script: str, checkpoint: Path, scratch: Path, *arguments: str, **environ
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=180)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_what_is_in_flight_is_answered_and_nothing_is_left(
             time.sleep(1.0)
             assert b" 200 " in finish()
         assert [answer.result() for answer in answers] == [200] * 6
-        assert service.script.wait(timeout=40) == status
+        assert service.script.wait(timeout=60) == status
         assert lasting_members(group) == []
     assert list(scratch.iterdir()) == []
     assert [file for file in shared if file.exists()] == []
@@ -255,7 +255,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         new = next(pid for pid in service.pids() if "tessera.worker" in command_line(pid))
         freeze(new)
         os.killpg(service.script.pid, signal.SIGINT)
-        assert service.script.wait(timeout=40) == 130
+        assert service.script.wait(timeout=60) == 130
         assert lasting_members(service.script.pid) == []
 
 
@@ -299,7 +299,7 @@ def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Pat
     finally:
         script.send_signal(signal.SIGCONT)
         script.terminate()
-        assert script.wait(timeout=40) == 143
+        assert script.wait(timeout=60) == 143
 
 
 def answers_again(service: Service) -> None:
@@ -318,5 +318,5 @@ def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scrat
         os.kill(service.pids()[1], signal.SIGKILL)
         wait_for_line(service.log, "starting it again")
         os.killpg(service.script.pid, signal.SIGINT)
-        assert service.script.wait(timeout=40) == 130
+        assert service.script.wait(timeout=60) == 130
         assert lasting_members(service.script.pid) == []

@@ -257,7 +257,7 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
     found = error(answer, 503)
     assert "embed worker" in found["message"] or "instance" in found["message"]
     assert int(answer.headers["retry-after"]) >= 1
-    wait_until(lambda: post(service).status_code == 200, 120)
+    wait_until(lambda: post(service).status_code == 200)
 
 
 def test_text_needs_no_encode_worker(checkpoint: Path, tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_fastembeds_sparse_form_is_made_of_an_answer(service: Service, reference
         env=os.environ | {"PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -246,7 +246,7 @@ def test_a_rolling_restart_refuses_nobody(whole: Service) -> None:
             return frontends(whole)[number] not in (-1, pid) and known(whole.url) == (FRONTENDS, 1)  # noqa: B023
 
         # Its pauses are within the key's rate.
-        wait_until(back, 120)
+        wait_until(back)
         assert f"(pid {pid}) ended with status 0" in whole.log.read_text()
     assert count
 

@@ -188,7 +188,7 @@ def test_a_key_is_withdrawn_by_a_restart_of_the_frontends(
         words = {pid: command_line(pid) for pid in children(serve.process.pid)}
         (frontend,) = (pid for pid, line in words.items() if "tessera.frontend" in line)
         os.kill(frontend, signal.SIGTERM)
-        serve.wait_for("listening on", 2)
+        serve.wait_for("listening on", count=2)
         assert statuses() == [401, 200, 200]
 
 
@@ -271,7 +271,7 @@ def test_too_much_memory_is_refused_before_anything_is_started(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 1
     lines = done.stderr.splitlines()

@@ -57,7 +57,7 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
             preexec_fn=default_signals,
         )
     try:
-        wait_for_line(log, "tessera: ready at", 120, process=process)
+        wait_for_line(log, "tessera: ready at", process=process)
         body = {"model": "a model", "input": ["a text", parts(None, IMAGE.read_bytes())]}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
         assert len(answer.json()["data"]) == 2, answer.text
@@ -86,13 +86,13 @@ def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Pa
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_for_line(log, "tessera: ready at", 120, process=process)
+        wait_for_line(log, "tessera: ready at", process=process)
         # Image decoders are processes below the encode worker.
         body = {"model": checkpoint.name, "input": [parts(None, IMAGE.read_bytes())]}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         assert len(group_members(process.pid)) > 4
-        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
         said = f"something listens on 127.0.0.1:{port} already: a Tessera with pid {process.pid}"
         assert second.returncode == 1 and said in second.stderr
         process.kill()
@@ -108,7 +108,7 @@ def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Pa
 
 def test_an_address_of_another_machine_is_named(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "tessera.cli", "serve", str(checkpoint), "--host", "192.0.2.1"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
     assert "--host 192.0.2.1: this machine has no address 192.0.2.1" in ended.stderr
 
@@ -122,7 +122,7 @@ TMPDIR='{tmp_path}' exec '{sys.executable}' -P -m tessera.cli serve --port {free
         ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     if ended.returncode == 9 or "unshare" in ended.stderr:
@@ -158,14 +158,14 @@ def test_a_second_service_takes_other_ports_for_its_workers(checkpoint: Path, tm
                 start_new_session=True,
                 preexec_fn=default_signals,
             )
-        wait_for_line(log, "tessera: ready at", 120, process=process)
-        same = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        wait_for_line(log, "tessera: ready at", process=process)
+        same = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert "already: a Tessera with pid" in same.stderr and "name another with" not in same.stderr
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
         assert log.read_text().endswith("tessera: stopped\n")
         named = subprocess.run(
-            [*command, "--system-port-base", "8081"], capture_output=True, text=True, timeout=60
+            [*command, "--system-port-base", "8081"], capture_output=True, text=True, timeout=180
         )
         assert "--system-port-base 8081: something listens on port 8081 already" in named.stderr
     finally:

@@ -102,7 +102,7 @@ def test_a_worker_that_dies_is_replaced(started: Started) -> None:
         assert answer.status_code in (200, 502, 503, 504), answer.text
         return answer if answer.status_code == 200 else None
 
-    answer = wait_until(answered, 120)
+    answer = wait_until(answered)
     assert answer is not None
     assert np.array(answer.json()["data"][0]["embedding"]) @ expected >= 0.99999
 
@@ -137,7 +137,7 @@ def test_an_encode_worker_for_it_does_not_start(models: dict[str, Path], tmp_pat
         capture_output=True,
         text=True,
         env={"DYN_FILE_KV": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if " ERROR " in line]
@@ -153,7 +153,7 @@ def test_a_host_of_encode_workers_alone_has_nothing_to_start(models: dict[str, P
         capture_output=True,
         text=True,
         env=os.environ | settings,
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 1
     assert "reads text alone: there is nothing to start here" in done.stdout + done.stderr

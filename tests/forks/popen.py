@@ -123,7 +123,7 @@ class _Server:
         """Have the server end, which it does when nobody can ask it any more."""
         assert self._asked is not None and self._process is not None
         self._asked.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 SERVER = _Server()

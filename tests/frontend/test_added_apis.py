@@ -76,7 +76,7 @@ def test_two_apis_cannot_have_one_path(checkpoint: Path, tmp_path: Path) -> None
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     assert ran.returncode == 1
     assert "/v1/embeddings: OpenAI and Taking cannot both answer there" in ran.stderr
@@ -96,7 +96,7 @@ def test_a_checkout_has_its_own_apis(flags: tuple[str, ...]) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     shown = ran.stdout.splitlines()
     assert [line for line in shown if "tessera_apis.voyage:API" in line]

@@ -48,7 +48,7 @@ def ended(site: str, *words: str, without_site: bool = False, **environment: str
         env=os.environ | {"PYTHONPATH": path} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     return ran.returncode, ran.stdout + ran.stderr
 
@@ -58,7 +58,7 @@ def test_a_door_listens_before_http_and_is_drained_and_closed_with_the_service(
 ) -> None:
     with knocking(checkpoint, tmp_path, site) as (alone, port):
         assert alone.http.get("/knock").json() == {"word": "who is there", "models": 1}
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as late:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as late:
             answers = late.makefile("rb")
             assert answers.readline() == b"who is there\n"
             alone.process.send_signal(signal.SIGTERM)

@@ -61,7 +61,7 @@ def test_what_a_model_cannot_do_ends_the_frontend_at_its_start(
     write_checkpoint(tmp_path / "cls", replace(ENCODER, pooling="cls_token"))
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(tmp_path / "cls"), *flags]
     environment = os.environ | {"DYN_FILE_KV": str(tmp_path)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
     assert f"{' '.join(flags)}: {said}" in ended.stderr.splitlines()[-1]
 

@@ -27,7 +27,9 @@ log = logging.getLogger("tessera.example")
 
 def run(program: str) -> tuple[int, list[str]]:
     """The exit status, and what follows the name of the logger in each line."""
-    done = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=180
+    )
     return done.returncode, [line.split("tessera.example: ")[-1] for line in done.stderr.splitlines()]
 
 

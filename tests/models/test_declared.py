@@ -304,7 +304,7 @@ async def test_prompts_have_names(base: Path, tmp_path: Path) -> None:
     general = {"prompts": PROMPTS | {"clustering": "identify: "}}
     model = open_model(declare(base, tmp_path / "declared", MEAN, config_sentence_transformers=general))
     prompter, served = Prompter(model, 99), RequestLimits()
-    call = Call(request_id="r", deadline=Deadline.after(30))
+    call = Call(request_id="r", deadline=Deadline.after(60))
 
     async def ids(name: str, **more: str) -> list[int]:
         body = {"inputs": "text", "prompt_name": name, **more}

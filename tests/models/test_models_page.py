@@ -60,7 +60,7 @@ def test_checks_are_commands_that_run(name: str, written: WriteCheckpoint) -> No
             compile(command.partition('"')[2].rpartition('"')[0], name, "exec")
             continue
         done = subprocess.run(
-            ["bash", "-c", command], cwd=path, env=environment, capture_output=True, text=True, timeout=60
+            ["bash", "-c", command], cwd=path, env=environment, capture_output=True, text=True, timeout=180
         )
         assert done.stdout.strip() or "No such file or directory" in done.stderr, (command, done.stderr)
 

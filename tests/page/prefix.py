@@ -40,4 +40,4 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
     assert server.started
     yield f"http://127.0.0.1:{port}{prefix}"
     server.should_exit = True
-    thread.join(timeout=30)
+    thread.join(timeout=60)

@@ -151,7 +151,7 @@ def test_the_command_gives_the_same_vector(
         cwd=tmp_path,
         env=os.environ | {"TESSERA_API_KEY": service.key},
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     (row,) = json.loads(ran.stdout)["data"]

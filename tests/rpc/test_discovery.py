@@ -103,7 +103,7 @@ def test_a_runtime_is_watched_while_it_registers(store: Path, tmp_path: Path) ->
     environment = os.environ | {"NATS_SERVER": nats.url, "DYN_RUNTIME_NUM_WORKER_THREADS": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _WATCHED], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", _WATCHED], env=environment, capture_output=True, text=True, timeout=180
         )
     finally:
         nats.stop()

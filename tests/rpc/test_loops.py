@@ -64,7 +64,7 @@ async def test_discovery_is_followed_after_an_error(
             return len(peers.ready) == 2
 
         runtime.switch.on = True
-        await until(lambda: KEEPER.trouble is not None, 30)
+        await until(lambda: KEEPER.trouble is not None)
         second.append(await deployment.serve(echoing))
         await asyncio.sleep(0.2)
         assert not two()
@@ -109,7 +109,7 @@ async def test_a_worker_is_kept_listed_after_an_error(
     entry = next(path for path in deployment.store.rglob("*") if path.is_file())
     try:
         runtime.switch.on = True
-        await until(lambda: KEEPER.trouble is not None, 30)
+        await until(lambda: KEEPER.trouble is not None)
         entry.unlink()
         await fails_and_goes_on(
             "registration",

@@ -160,7 +160,7 @@ async def test_close_leaves_no_task(deployment: Deployment) -> None:
     await deployment.serve(echoing)
     before = asyncio.all_tasks()
     peers = Peers(await deployment.client(), check)
-    await peers.wait(10)
+    await peers.wait(60)
     await peers.close()
     # A call of the runtime ends a moment after its last reply.
     await until(lambda: asyncio.all_tasks() <= before)

@@ -106,7 +106,7 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
         assert process.poll() is None, process.communicate()
         assert _addresses(started) == {"127.0.0.1"}
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     # Two of Ray's agents, which hold nothing, go only a minute later: the next run starts beside them.
     before = len(read(out)[0])
     assert 0 < before < corpus.items
@@ -116,7 +116,7 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     with running(corpus, out, *LOCAL) as process:
         _until(lambda: _parts(out) > parts or process.poll() is not None, process.pid, stopped)
         process.terminate()
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert errors.endswith("stopped; what was embedded is kept, and the same command goes on\n")
     # Nor has a thread that was left with Ray's objects anything to say.

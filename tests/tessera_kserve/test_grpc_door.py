@@ -222,7 +222,7 @@ def test_grpc_has_the_certificate_that_http_accepted_last(checkpoint: Path, tmp_
         found = set()
         for port in ports:
             with (
-                socket.create_connection(("localhost", port), timeout=10) as plain,
+                socket.create_connection(("localhost", port), timeout=60) as plain,
                 authority.client.wrap_socket(plain, server_hostname="localhost") as secure,
             ):
                 (((_, name),),) = (secure.getpeercert() or {})["subject"]

@@ -175,7 +175,7 @@ def test_a_port_that_is_taken_is_refused(checkpoint: Path, tmp_path: Path, share
             env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=180,
         )
     assert ended.returncode == 1
     assert f"--grpc-port: cannot listen on 127.0.0.1:{port}: " in ended.stderr

@@ -30,7 +30,7 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
     line, places = Line(), Places(1)
 
     async def wait(number: int) -> int:
-        return await line.wait("room", lambda: places.take(number), client="", deadline=Deadline.after(30))
+        return await line.wait("room", lambda: places.take(number), client="", deadline=Deadline.after(60))
 
     tasks = []
     for number in range(5):
@@ -47,7 +47,7 @@ async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
 
 async def test_one_room_holds_up_no_other() -> None:
     line, full, free = Line(), Places(0), Places(1)
-    deadline = Deadline.after(30)
+    deadline = Deadline.after(60)
     stuck = asyncio.create_task(line.wait("full", lambda: full.take(0), client="", deadline=deadline))
     await until(lambda: line.waiting == 1)
     assert await line.wait("free", lambda: free.take(1), client="", deadline=deadline) == 1
@@ -59,7 +59,7 @@ async def test_one_room_holds_up_no_other() -> None:
 
 async def test_beyond_its_bounds_calls_are_refused_as_nvidias_client_expects() -> None:
     line, places = Line(most=2), Places(0)
-    deadline = Deadline.after(30)
+    deadline = Deadline.after(60)
     waiting = [
         asyncio.create_task(line.wait("room", lambda: places.take(0), client="", deadline=deadline))
         for _ in range(2)
@@ -89,7 +89,7 @@ async def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) ->
 
 async def test_a_client_whose_share_of_the_room_is_used_holds_up_no_other() -> None:
     line, hers, his = Line(), Places(0), Places(1)
-    deadline = Deadline.after(30)
+    deadline = Deadline.after(60)
     stuck = [
         asyncio.create_task(line.wait("room", lambda: hers.take(0), client="alice", deadline=deadline))
         for _ in range(3)
@@ -103,7 +103,7 @@ async def test_a_client_whose_share_of_the_room_is_used_holds_up_no_other() -> N
 
 async def test_a_client_leaves_others_a_place_to_wait() -> None:
     line, full, places = Line(most=10), Places(0), Places(0)
-    deadline = Deadline.after(30)
+    deadline = Deadline.after(60)
     waiting = [
         asyncio.create_task(line.wait("room", lambda: full.take(0), client="alice", deadline=deadline))
         for _ in range(20)

@@ -66,7 +66,7 @@ def test_the_port_is_refused_in_a_line_that_says_what_to_install(
         env=os.environ | {"DYN_FILE_KV": str(tmp_path)} | without_grpc,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()

@@ -44,6 +44,6 @@ def test_an_installed_package_adds_a_family(tmp_path: Path) -> None:
     (site / "acme_random.py").write_text(MODULE)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(site), str(SOURCE)))}
     command = [sys.executable, "-m", "tessera.cli", "checkpoint", "--family", "acme", "--out", str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0, done.stderr
     assert '"num_hidden_layers": 1,' in (out / "config.json").read_text()

@@ -97,7 +97,7 @@ async def test_a_fetch_is_told_without_path_and_query(collector: Collector) -> N
             url = f"http://127.0.0.1:{port}/{path}?token=hunter2"
             with suppress(MediaFetchError):
                 await fetcher.get(
-                    url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 20)
+                    url, param="input", deadline=Deadline.after(60), budget=MediaBudget(1 << 20)
                 )
         await fetcher.close()
     tracing.stop()

@@ -92,7 +92,7 @@ def test_a_run_that_is_told_to_end_has_written_everything(tmp_path: Path, settin
     out = prepared(tmp_path, settings)
     options = ["--out", str(out), *SMALL, *SIMPLE, "--steps", "1000000", "--save-every", "0"]
     with subprocess.Popen([sys.executable, "-m", "training.train", *options]) as process:
-        wait_until((out / "state.pt").exists, 120, process=process)
+        wait_until((out / "state.pt").exists, process=process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     state = torch.load(out / "state.pt", weights_only=False)

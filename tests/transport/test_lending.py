@@ -177,4 +177,4 @@ async def test_more_than_there_is_memory_for_is_not_written() -> None:
 
 def test_a_frontend_has_no_torch() -> None:
     code = "import sys, tessera.frontend.__main__; sys.exit(any(n in sys.modules for n in ('torch', 'nixl')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=180).returncode == 0

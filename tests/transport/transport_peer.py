@@ -237,7 +237,7 @@ class Peer:
 
     def close(self) -> None:
         self._pipe.close()
-        self.process.join(10)
+        self.process.join(60)
         if self.process.is_alive():
             self.kill()
         self.process.close()

@@ -80,7 +80,7 @@ class Pair:
         await until(lambda: len(self.peers.ready) == 1)
 
     async def embed(self, *items: wire.Item) -> Answer:
-        return await self.dispatcher.embed(items, Call(request_id="r", deadline=Deadline.after(20.0)))
+        return await self.dispatcher.embed(items, Call(request_id="r", deadline=Deadline.after(60)))
 
     @property
     def sent(self) -> int:

@@ -76,7 +76,7 @@ class HeldDecoder(ThreadDecoder):
 
     def decode(self, data: bytes, *, param: str) -> Pixels:
         self.entered.release()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         self.decoded.append(data)
         return super().decode(data, param=param)
 

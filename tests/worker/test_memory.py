@@ -93,7 +93,7 @@ def test_a_worker_that_cannot_fit_does_not_load(checkpoint: Path, tmp_path: Path
         capture_output=True,
         text=True,
         env={"DYN_FILE_KV": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 1
     assert "cache of vision rows" in done.stderr and "does not fit" in done.stderr

@@ -168,7 +168,7 @@ async def test_an_embedder_of_one_worker_gives_a_stages_rows(service: EmbedServi
     embedder = LocalEmbedder(service.handle, service.model)
     answer = await embedder.embed(
         named((1, 2), (13, 5), (4,)),
-        Call(request_id="r", deadline=Deadline.after(20), outputs=(STATES,)),
+        Call(request_id="r", deadline=Deadline.after(60), outputs=(STATES,)),
     )
     assert answer.rows.values.shape == (5, Outputs.of_model(model).by_name[STATES].width)
     assert list(answer.errors) == [1] and answer.rows.bounds.tolist() == [0, 2, 4, 5]

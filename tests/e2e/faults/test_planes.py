@@ -172,7 +172,7 @@ def speaks_tls(port: int) -> bool:
         ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-brief"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=20,
+        timeout=180,
     )
     return b"Protocol version: TLS" in done.stderr + done.stdout
 

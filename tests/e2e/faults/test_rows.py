@@ -175,7 +175,7 @@ def test_a_corpus_lists_the_item(unsound: Unsound, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": unsound.path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     errors = pq.read_table(out / "errors.parquet").to_pylist()
     assert [row["id"] for row in errors] == ["1", "3"], ended.stderr
@@ -207,7 +207,7 @@ def test_a_worker_whose_weights_are_no_numbers_does_not_become_ready(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     assert ended.returncode
     lines = ended.stdout.splitlines()

@@ -93,7 +93,6 @@ async def churn(deployment: Deployment, stopping: asyncio.Event, chance: random.
         await asyncio.sleep(1.0)
         await until(
             lambda: -1 not in service.pids_in_order(6) and all_there(deployment.urls),
-            120,
             said=lambda: f"{service.pids_in_order(6)} {service.health()}",
         )
         count += 1

@@ -158,7 +158,6 @@ def is_whole(serve: Serve, *names: str) -> bool:
 async def whole(serve: Serve, *names: str) -> None:
     await until(
         lambda: asyncio.to_thread(is_whole, serve, *names),
-        120,
         process=serve.process,
         said=lambda: serve.log.read_text()[-4000:],
     )

@@ -77,7 +77,7 @@ async def test_a_body_arrives_and_nothing_private_is_sent(monkeypatch: pytest.Mo
             found = await fetcher.get(
                 f"http://127.0.0.1:{port}/a/b?c=d#e",
                 param="input",
-                deadline=Deadline.after(20),
+                deadline=Deadline.after(60),
                 budget=MediaBudget(1 << 30),
             )
             assert found == b"image" * 1000
@@ -298,7 +298,7 @@ async def test_fetches_are_bounded_and_slots_come_back() -> None:
         def start(count: int) -> list[asyncio.Task[bytes]]:
             url = f"http://127.0.0.1:{port}/"
             calls = (
-                fetcher.get(url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30))
+                fetcher.get(url, param="input", deadline=Deadline.after(60), budget=MediaBudget(1 << 30))
                 for _ in range(count)
             )
             return [asyncio.ensure_future(call) for call in calls]
@@ -427,7 +427,7 @@ async def test_bytes_behind_an_answer_are_not_the_next_one() -> None:
             body = await fetcher.get(
                 f"http://127.0.0.1:{port}/{path}",
                 param="input",
-                deadline=Deadline.after(20),
+                deadline=Deadline.after(60),
                 budget=MediaBudget(1 << 30),
             )
             assert body == b"good"
@@ -458,7 +458,7 @@ async def test_a_connection_is_used_again_behind_a_whole_answer() -> None:
         body = await fetcher.get(
             f"http://127.0.0.1:{port}/{number}",
             param="input",
-            deadline=Deadline.after(20),
+            deadline=Deadline.after(60),
             budget=MediaBudget(1 << 30),
         )
         assert body == b"good"
@@ -630,7 +630,7 @@ async def test_of_a_names_many_addresses_few_are_judged() -> None:
         fetcher = Fetcher(Counting(), resolver=resolver)
         url = f"http://many.example:{port}/"
         found = await fetcher.get(
-            url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30)
+            url, param="input", deadline=Deadline.after(60), budget=MediaBudget(1 << 30)
         )
         await fetcher.close()
     assert found == b"x"

@@ -87,7 +87,7 @@ async def test_a_name_in_other_letters_is_one_name_however_it_is_written(written
 
 async def fetch(fetcher: Fetcher, url: str) -> bytes:
     try:
-        return await fetcher.get(url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 20))
+        return await fetcher.get(url, param="input", deadline=Deadline.after(60), budget=MediaBudget(1 << 20))
     finally:
         await fetcher.close()
 

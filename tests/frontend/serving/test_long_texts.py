@@ -134,14 +134,14 @@ async def test_late_and_cancelled_texts_end_their_processes(prompter: Prompter, 
     with pytest.raises(DeadlineExceeded):
         await prompter.build(slow, [(), ()], call("alice", seconds=0.3))
     gone = [asyncio.create_task(prompter.build(slow, [(), ()], call("alice"))) for _ in range(8)]
-    await until(lambda: long_texts.turns.used == 1 and long_texts.turns.waiting == 7, 60.0)
+    await until(lambda: long_texts.turns.used == 1 and long_texts.turns.waiting == 7)
     # A key has one process of few; another key's text has the next one.
     await prompter.build(texts(LONG * 10_000), [()], call("bob"))
     assert not any(task.done() for task in gone)
     for task in gone:
         task.cancel()
     await asyncio.wait(gone)
-    await until(lambda: not (long_texts.turns.used or long_texts.turns.waiting), 60.0)
+    await until(lambda: not (long_texts.turns.used or long_texts.turns.waiting))
     (prompt,) = await prompter.build(texts(LONG * 10_000), [()], call("alice"))
     assert isinstance(prompt, Prompt)
 

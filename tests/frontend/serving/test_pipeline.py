@@ -87,7 +87,7 @@ class Served:
         self.charged: list[tuple[int, int, int]] = []
 
     async def run(self, **body: object) -> Result:
-        call = Call(request_id="r", deadline=Deadline.after(30))
+        call = Call(request_id="r", deadline=Deadline.after(60))
         work = await self.pipeline.prepare(parse_embeddings(body), call)
         if work.good:
             self.pay(work.cost)
@@ -106,7 +106,7 @@ class Served:
         )
 
     async def score_request(self, request: ScoreRequest) -> Scores:
-        call = Call(request_id="r", deadline=Deadline.after(30))
+        call = Call(request_id="r", deadline=Deadline.after(60))
         work = await self.pipeline.prepare_scores(request, call)
         self.pay(work.cost)
         return await self.pipeline.score(work, call)

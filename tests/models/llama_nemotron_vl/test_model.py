@@ -56,7 +56,7 @@ def test_everything_but_the_weights_does_without_torch(make_checkpoint: MakeChec
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(make_checkpoint())],
         input=encoded(gradient()),
         check=True,
-        timeout=60,
+        timeout=180,
     )
 
 

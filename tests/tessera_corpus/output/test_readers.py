@@ -78,7 +78,7 @@ def test_a_program_opens_the_parts(tmp_path: Path, program: str, dtype: str, tok
         ],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=180,
         check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")},

@@ -53,7 +53,7 @@ class Command:
     def run(self, *words: str | Path, status: int = 0, **environment: str) -> str:
         """What it printed on standard output, or on standard error when it was to fail."""
         process = self.start(*words, **environment)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=180)
         assert process.returncode == status, output + errors
         assert "Traceback" not in errors
         return errors if status else output
@@ -161,7 +161,7 @@ def test_a_run_tells_what_was_not_embedded_and_forgets_what_is_gone(tessera: Com
 
     def embed(*words: str, status: int) -> str:
         process = here.start("embed", *words, "--out", "out", *service)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=180)
         assert process.returncode == status, output + errors
         return output + errors
 
@@ -202,7 +202,7 @@ def test_what_is_not_there_is_not_shown(tessera: Command) -> None:
     notes.unlink()
     try:
         process = tessera.start("search", "vectors", "notes", "--url", tessera.url, "--json", "--top", "3")
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=180)
     finally:
         notes.write_bytes(kept)
     assert process.returncode == 0, errors
@@ -211,7 +211,7 @@ def test_what_is_not_there_is_not_shown(tessera: Command) -> None:
     elsewhere = tessera.cwd / "elsewhere"
     elsewhere.mkdir()
     process = replace(tessera, cwd=elsewhere).start("search", "../vectors", "notes", "--url", tessera.url)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=180)
     assert process.returncode == 0 and "none of the files is here" in errors and "notes.txt" in output
 
 
@@ -231,5 +231,5 @@ def test_mistakes_are_said_in_a_line(tessera: Command) -> None:
     assert unread.stdout is not None
     unread.stdout.close()
     unread.stdout = None
-    assert "Pipe" not in unread.communicate(timeout=120)[1]
+    assert "Pipe" not in unread.communicate(timeout=180)[1]
     assert unread.returncode == 128 + signal.SIGPIPE

@@ -39,7 +39,7 @@ def test_results_come_in_the_order_of_the_reranker(
         results = models.post("/v1/rerank", **body).json()["results"]
         for words in (["--rerank"], ["--rerank", "reranker"]):
             process = tessera.start("search", "vectors", "a flower", "--url", models.url, *words)
-            said, errors = process.communicate(timeout=120)
+            said, errors = process.communicate(timeout=180)
             assert process.returncode == 0, errors
             assert "1 left out: not there any more" in errors
             found = re.findall(r"^ +\d+\. +(-?[\d.]+)  (\S+)$", said, re.MULTILINE)

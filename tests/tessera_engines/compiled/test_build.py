@@ -187,7 +187,7 @@ def test_a_worker_on_a_machine_without_a_gpu_says_so_and_ends(
     command = [sys.executable, "-m", "tessera.worker", "--model-path", str(checkpoint)]
     command += ["--disaggregation-mode", "encode", "--override-engine-args", json.dumps(arguments)]
     environment = os.environ | {"DYN_DISCOVERY_BACKEND": "mem"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1
     assert "needs an NVIDIA GPU of compute capability 8.9 or 12.0" in done.stderr
     assert "Traceback" not in done.stderr
