@@ -79,7 +79,7 @@ def _on_both_cards(seconds: float) -> Benchmark:
 # The first tells the most, where there is half an hour for all. Seconds are about one and a half times those
 # that an H200 took.
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
-    "peer": _beside_vllm("--starts default tuned --warm 10 --seconds 10", 1000),
+    "peer": _beside_vllm("--warm 10 --seconds 10", 1000),
     "cards": _on_both_cards(700),
     "engine": Benchmark("engine --seconds 0.7", 180),
     "mixed": Benchmark(f"http {_SUSTAINED} --workloads mixed@256 mixed-always-encode@256", 120),
@@ -89,17 +89,13 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "split": _split("off"),
     "split-mps": _split("on"),
     "aoti": Benchmark("aoti --seconds 0.4", 420),
-    "transformers": Benchmark(f"peer --seconds 3 {_SERVED}", 240),
-    "peer-fp8": _beside_vllm("--starts default --quantization fp8 --warm 8 --seconds 8", 700),
-    "quantization": Benchmark("quantization speed", 180, sized=False),
+    "peer-fp8": _beside_vllm("--quantization fp8 --warm 8 --seconds 8", 700),
     "bulk": Benchmark("bulk --warm 4 --seconds 8", 900, vllm=True),
     "engine-qwen3-vl": Benchmark("engine --seconds 1", 240, "qwen3_vl_embedding"),
-    "peer-qwen3-vl": _beside_vllm("--starts default --warm 8 --seconds 8", 800, "qwen3_vl_embedding"),
-    "peer-fp8-qwen3-vl": _beside_vllm(
-        "--starts default --quantization fp8 --warm 8 --seconds 8", 700, "qwen3_vl_embedding"
-    ),
+    "peer-qwen3-vl": _beside_vllm("--warm 8 --seconds 8", 800, "qwen3_vl_embedding"),
+    "peer-fp8-qwen3-vl": _beside_vllm("--quantization fp8 --warm 8 --seconds 8", 700, "qwen3_vl_embedding"),
     "peer-rerank": _beside_vllm(
-        "--starts default --workloads rerank-128x100@8 --warm 8 --seconds 8", 300, "llama_nemotron_rerank"
+        "--workloads rerank-128x100@8 --warm 8 --seconds 8", 300, "llama_nemotron_rerank"
     ),
     "cost": Benchmark("cost --inputs text-32 tile --seconds 3", 120, None, sized=False),
     "overhead": Benchmark(

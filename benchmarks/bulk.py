@@ -228,15 +228,8 @@ def run_batch(options: argparse.Namespace, source: Path, count: int) -> Found:
     copy = options.out / "vllm-model"
     if not copy.exists():
         vllm_copy.copy(options.model_path, copy)
-    environment = os.environ | {
-        "PYTHONPATH": str(options.vllm.resolve()),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
     out, log = options.out / f"vllm-{source.stem}.jsonl", options.out / f"vllm-{source.stem}.log"
-    words = [options.vllm_python, "-m", "vllm.entrypoints.cli.main", "run-batch", "-i", str(source)]
+    words = [options.vllm_python, "-m", vllm_copy.COMMAND, "run-batch", "-i", str(source)]
     words += ["-o", str(out), "--model", str(copy), "--served-model-name", NAME]
     words += [*vllm_copy.serve_flags(family_of(options.model_path).name, copy)]
     words += ["--gpu-memory-utilization", "0.6"]
@@ -244,7 +237,7 @@ def run_batch(options: argparse.Namespace, source: Path, count: int) -> Found:
     with log.open("wb") as file:
         process = subprocess.Popen(
             words,
-            env=environment,
+            env=os.environ | vllm_copy.environment(options.vllm),
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=options.out,

@@ -8,7 +8,6 @@ texts to vectors and does nothing else. Each input is sent alone and then with
 this one drives them in turns, A B B A, window by window, because a machine differs from minute to minute by a
 third. Starts of one commit differ by several per cent, which no window of theirs tells: each of ``--starts``
 pairs is one share, begun with this commit and with the other in turns, and ``+-`` is between them.
-``--beside`` compares with itself while further models are served that nobody asks, in the same way.
 ``--instructions`` and ``--bytecodes`` count those of a frontend instead, or ``--of`` a worker, for one
 request at a time, in turns as well: what decides where others use the machine. Each commit has the stand-ins
 of its own benchmarks.
@@ -60,7 +59,6 @@ _USUAL_INPUTS: Final = ("text-32", "text-128", "tile")
 _ROOT: Final = Path(__file__).parent.parent
 _FLOOR: Final = "floor"
 _BARE: Final = "bare"
-_BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
 _LEAST_SHARE: Final = 0.01
@@ -429,8 +427,6 @@ def _measure(options: argparse.Namespace) -> None:
         if options.against is not None:
             tree = stack.enter_context(worktree(options.against))
             sides = [(options.against, replace(new, tree=tree)), *sides]
-        elif options.beside:
-            sides.append((_BESIDE, replace(new, beside=options.beside)))
         else:
             _measure_floors(options, load, checkpoint, services)
         if options.starts > 1:
@@ -450,9 +446,7 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.cost", __doc__)
-    turns = parser.add_mutually_exclusive_group()
-    turns.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
-    turns.add_argument("--beside", type=int, default=0, metavar="N", help="models that nobody asks")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
     add_vocabulary(parser)
     parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=_USUAL_INPUTS)
     parser.add_argument("--family", default=USUAL, help="whose prompts and images are measured")

@@ -7,14 +7,12 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.proc import children
 
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
-_WAITS = re.compile(r"\nvoluntary_ctxt_switches:\s+(\d+)")
 _NUMBERED = re.compile(r"[-_]?\d+$")
 _MODULES = {
     "tessera.frontend": "frontend",
@@ -113,18 +111,6 @@ def parts(processes: dict[int, str]) -> Parts:
             found[process, _PARTS.get(part, part)] += spent
             total -= spent
         found[process, "ended threads"] += total
-    return found
-
-
-def waits(processes: dict[int, str]) -> Parts:
-    """How often so far the threads of ``processes`` waited, by name as in ``parts``."""
-    found: Parts = defaultdict(float)
-    for pid, process in processes.items():
-        for task in Path(f"/proc/{pid}/task").glob("*"):
-            with suppress(OSError):
-                name = _NUMBERED.sub("", (task / "comm").read_text().strip())
-                part = "event loop" if int(task.name) == pid else _PARTS.get(name, name)
-                found[process, part] += int(_WAITS.findall((task / "status").read_text())[0])
     return found
 
 

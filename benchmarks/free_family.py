@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +23,6 @@ from tessera.models import Model, open_model
 from tessera.models.base import Empty, Feature, OutputKind, Pixels
 
 MODEL_TYPE: Final = "benchmark_free"
-SLEEP: Final = "TESSERA_BENCHMARK_DECODING_SECONDS"
-"""Names how long a decoder sleeps in place of decoding; unset or 0, it decodes."""
 _ROOT = Path(__file__).parent.parent
 DESCRIBED: Final = "described"
 USUAL: Final = "llama_nemotron_vl"
@@ -53,13 +50,7 @@ class FreeModel:
         return getattr(self._described, name)
 
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
-        seconds = float(os.environ.get(SLEEP) or 0)
-        if not seconds:
-            return self._described.preprocess(picture, empty)
-        vision, plan = self._described.vision, self._described.plan(*picture.size, param=picture.param)
-        assert vision is not None
-        time.sleep(seconds)
-        return Pixels(values=empty((plan.units, *vision.unit_shape), np.uint8), plan=plan)
+        return self._described.preprocess(picture, empty)
 
     def load_vision(self, *, dtype: str, device: str) -> Any:
         import torch

@@ -3,9 +3,8 @@
 Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
 own. Every eighth answer is checked while the load runs: unit vectors or a score for each input, the same as
 before for the same input. A request that fails or gives a wrong answer counts as an error and for nothing
-else. The bound is what the matrix products alone would allow, and beside it stand the engines in process, fed
-with the batches of the workload for as long as it was driven: both are measured just before on the same
-machine.
+else. Beside it stand the engines in process, fed with the batches of the workload for as long as it was
+driven: they are measured just before on the same machine.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import cpu, usage
-from benchmarks.bound import bounds
 from benchmarks.card import NOTHING, CardMeter, Reading
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.in_process import Sustained, sustained
-from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
 from tessera.models import Model, open_model
 from tessera.models.base import OutputKind
@@ -36,19 +33,18 @@ from tessera_tools.table import number, table, write_csv
 HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked",
     "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W",
-    "engine/s", "engine ms", "engine MHz", "engine W", "of engine %", "bound %",
+    "engine/s", "engine ms", "engine MHz", "engine W", "of engine %",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is known of a row besides its answers; ``bound`` is in inputs a second."""
+    """What is known of a row besides its answers."""
 
     meter: cpu.Meter | None = None
     card: Reading = NOTHING
     engine: Sustained | None = None
     engine_card: Reading = NOTHING
-    bound: float | None = None
 
 
 class Window:
@@ -91,7 +87,6 @@ def row(workload: HttpWorkload, loop: str, outcome: Outcome, beside: Beside) -> 
         number(alone and alone * 1e3),
         *map(number, (beside.engine_card.mhz, beside.engine_card.watts)),
         number(share and 100 * share),
-        number(100 * rate / beside.bound if beside.bound else None),
     )
 
 
@@ -110,7 +105,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
     parser.add_argument("--units", type=int, help="budget of a vision batch, in tiles or patches")
     parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
 
 
 def load(options: argparse.Namespace) -> Load:
@@ -148,7 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, ...]] = []
-    points: list[Point] = []
     with ExitStack() as stack:
         options.model_path = made_checkpoint(
             options, Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -158,24 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.workloads = options.workloads or usual_workloads(model)
         chosen = chosen_workloads(options)
         card = stack.enter_context(CardMeter())
-        bound: dict[str, float] = {}
         engines: dict[tuple[str, int], Sustained] = {}
-        if not options.url:
+        if not options.url and not options.no_engine and options.rate is None:
             # Of this machine, so only where the service runs on it; and before it needs the card.
-            bound = bounds(
+            engines = sustained(
                 options.model_path,
-                [workload for workload, _ in chosen],
-                tokens=options.tokens,
-                units=options.units,
+                deployment(options).engine,
+                [(workload, int(loop)) for workload, loops in chosen for loop in loops],
+                warm=options.warm,
+                seconds=options.seconds,
             )
-            if not options.no_engine and options.rate is None:
-                engines = sustained(
-                    options.model_path,
-                    deployment(options).engine,
-                    [(workload, int(loop)) for workload, loops in chosen for loop in loops],
-                    warm=options.warm,
-                    seconds=options.seconds,
-                )
         urls = tuple(options.url or ()) or stack.enter_context(
             service(deployment(options), options.out / "logs")
         )
@@ -189,15 +175,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     card.between(window.began, window.ended),
                     engine,
                     card.between(engine.begin, engine.end) if engine else NOTHING,
-                    bound.get(workload.name),
                 )
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
                 rows.append(row(workload, what, outcome, beside))
                 print("  ".join(rows[-1]), flush=True)
                 write_csv(options.out / "http.csv", HEADER, rows)
-                points.append(Point(workload.name, float(loop), outcome.requests_rate))
     print("\n" + table(HEADER, rows))
-    plot(options.out / "http.png", points, "concurrency" if options.rate is None else "offered requests/s")
     return 0
 
 

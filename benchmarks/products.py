@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -218,8 +217,3 @@ def timed(run: Callable[[], object], device: str) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3
-
-
-def median(run: Callable[[], object], device: str, *, repeats: int, warm: int) -> float:
-    """Median of timed calls."""
-    return statistics.median([timed(run, device) for _ in range(repeats + warm)][warm:])

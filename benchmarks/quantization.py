@@ -1,9 +1,8 @@
 """``python -m benchmarks.quantization``: what FP8 gains and what it costs, by blocks left in bfloat16.
 
-``recall`` retrieves with trained weights, in bfloat16, in FP8 with scales made as it runs, and in FP8 with
+Retrieves with trained weights, in bfloat16, in FP8 with scales made as it runs, and in FP8 with
 static scales that it calibrates before. On a card the engines compute, and their rates stand beside; on a CPU
-the arithmetic alone is a card's. ``speed`` is the rates of other weights, on the same inputs: on random ones
-errors do not cancel as they do in a trained network, so the cosines are a lower bound for real ones.
+the arithmetic alone is a card's.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
 from itertools import chain
@@ -19,24 +18,16 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from training.evaluate import World, word_queries
 from training.world.grammar import describe
 
 from benchmarks import usage
-from benchmarks.accuracy import texts
-from benchmarks.batches import IMAGE, Workload, text_batch, vision_batch
 from benchmarks.card import CardMeter
-from benchmarks.checkpoint import usual_units
 from benchmarks.known_texts import KnownTexts, add_counts, known_texts
-from benchmarks.products import median, text_tower, vision_tower
+from benchmarks.products import text_tower, vision_tower
 from benchmarks.recall import Embedded, Prompts, Retrieval, embedded, embedded_on_cpu, judged
 from benchmarks.stages import CardStages, Precision, Rate
-from tessera.engine.batch import pack
-from tessera.engine.placement import place
-from tessera.engine.torch.text import TorchTextEngine
-from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models import Model, open_model
 from tessera_engines.calibration import Calibration
 from tessera_engines.quantize.command import Request, quantize
@@ -46,7 +37,6 @@ HEADER = (
     *("model", "products", "blocks kept at each end", "per s", "x bf16", "J an input", "recall at 1"),
     *("recall at 10", "lost", "same of ten nearest", "worst cosine"),
 )
-Rows = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,91 +46,17 @@ class Line:
     model: str
     products: str
     kept: str
-    rate: str = ""
-    ratio: str = ""
-    joules: str = ""
-    first: str = ""
-    among: str = ""
-    lost: str = ""
-    overlap: str = ""
-    cosine: str = ""
+    rate: str
+    ratio: str
+    joules: str
+    first: str
+    among: str
+    lost: str
+    overlap: str
+    cosine: str
 
     def __str__(self) -> str:
         return "  ".join(filter(None, astuple(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Sequences or images a second, and the rows that were computed on the way."""
-
-    rate: float
-    rows: Rows
-
-
-def text(model: Model, precision: Precision, tokens: int) -> Measured:
-    config = precision.settings(tokens)
-    engine = TorchTextEngine(model, config, place(config))
-    engine.warm()
-    length = min(1024, tokens)
-    items = tokens // length
-    batch = text_batch(model, Workload(name="", tokens=length, items=items), None, seed=1)
-    rows = np.concatenate([engine.launch(one).result().values for one in (pack(texts(model)), batch)])
-    rate = items / _seconds(lambda: engine.launch(batch).result())
-    engine.close()
-    return Measured(rate, rows)
-
-
-def vision(model: Model, precision: Precision, units: int) -> Measured:
-    config = precision.settings(units)
-    placement = place(config)
-    engine = TorchVisionEngine(model, config, placement)
-    engine.warm()
-    assert model.vision is not None
-    count = max(1, units // model.plan(*IMAGE, param="image").units)
-    batch = vision_batch(model, [IMAGE] * count, seed=0)
-    for image in batch.pixels[::2]:
-        # Half of them smooth, as pages are, and half noise.
-        image[:] = np.linspace(0, 255, image.shape[-1]).astype(np.uint8)
-    out = torch.empty(
-        sum(plan.rows for plan in batch.plans),
-        model.vision.row_width,
-        dtype=placement.torch_dtype,
-        device=placement.device,
-    )
-    slots = torch.split(out, [plan.rows for plan in batch.plans])
-    engine.launch(batch, slots).result()
-    rows: Rows = out.float().cpu().numpy()
-    rate = count / _seconds(lambda: engine.launch(batch, slots).result())
-    engine.close()
-    return Measured(rate, rows)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Long enough for the card to reach the clock that it can hold."""
-    return median(run, "cuda", repeats=40, warm=20)
-
-
-def rates(path: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Of both stages with any weights, on a card."""
-    model = open_model(path)
-    stages = [("text, 1024 tokens", text, options.tokens, text_tower(model).layers)]
-    if model.vision is not None:
-        units = options.units or usual_units(model)
-        stages.append(("vision, images 512x512", vision, units, vision_tower(model).layers))
-    for stage, measure, budget, layers in stages:
-        base = None
-        for precision in precisions(path, options.keep, layers):
-            _free()
-            found = measure(model, precision, budget)
-            base = base or found
-            yield Line(
-                model=f"{model.family}, {stage}",
-                products=precision.name,
-                kept=_kept(precision),
-                rate=number(found.rate),
-                ratio=f"{found.rate / base.rate:.2f}",
-                cosine=f"{_cosines(found.rows, base.rows).min():.5f}",
-            )
 
 
 def precisions(path: Path, keep: Sequence[int], layers: int) -> list[Precision]:
@@ -160,15 +76,6 @@ def _free() -> None:
     gc.unfreeze()
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _cosines(found: Rows, expected: Rows) -> npt.NDArray[np.float64]:
-    left, right = found.astype(np.float64), expected.astype(np.float64)
-    products = np.einsum("ij,ij->i", left, right)
-    cosines: npt.NDArray[np.float64] = products / (
-        np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    )
-    return cosines
 
 
 def recall(path: Path, folder: Path, options: argparse.Namespace) -> Iterator[Line]:
@@ -288,44 +195,28 @@ def suffix_of(image: bytes) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = usage.parser("benchmarks.quantization", __doc__)
-    commands = parser.add_subparsers(required=True, metavar="WHAT")
-    speed = commands.add_parser("speed", help="rates on a card")
-    speed.add_argument("--model-path", type=Path, required=True, nargs="+", dest="rates_of")
-    judge = commands.add_parser("recall", help="retrieval with trained weights")
-    judge.add_argument("--model-path", type=Path, required=True, nargs="+")
-    judge.add_argument(
-        "--rates-of",
-        type=Path,
-        nargs="*",
-        default=[],
-        help="checkpoints whose rates alone are told",
-    )
+    parser.add_argument("--model-path", type=Path, required=True, nargs="+")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    judge.add_argument(
+    parser.add_argument(
         "--device", choices=("cpu", "cuda"), default=device, help="by default a card if there is"
     )
-    judge.add_argument("--texts", type=Path, help="what benchmarks.known_texts wrote elsewhere")
-    add_counts(judge)
-    judge.add_argument("--pictures", type=int, default=600, help="for a model that sees")
-    judge.add_argument("--most-loss", type=float, default=0.002, help="as tessera engine quantize has it")
-    judge.add_argument("--seconds", type=float, default=3.0, help="for each rate of a stage, on a card")
-    judge.add_argument("--processes", type=int, default=3, help="on a CPU")
-    for each in (speed, judge):
-        each.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6], help="unquantized_blocks")
-        each.add_argument("--tokens", type=int, default=16384, help="of a text batch of --rates-of")
-        each.add_argument("--units", type=int, help="of its vision batch, tiles or patches")
-        each.add_argument("--out", type=Path, help="a directory for quantization.csv")
-    speed.set_defaults(model_path=[], device=device)
+    parser.add_argument("--texts", type=Path, help="what benchmarks.known_texts wrote elsewhere")
+    add_counts(parser)
+    parser.add_argument("--pictures", type=int, default=600, help="for a model that sees")
+    parser.add_argument("--most-loss", type=float, default=0.002, help="as tessera engine quantize has it")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each rate of a stage, on a card")
+    parser.add_argument("--processes", type=int, default=3, help="on a CPU")
+    parser.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6], help="unquantized_blocks")
+    parser.add_argument("--out", type=Path, help="a directory for quantization.csv")
     options = parser.parse_args(argv)
-    on_card = options.device == "cuda" or options.rates_of
+    on_card = options.device == "cuda"
     if on_card and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9)):
         raise SystemExit("FP8 products need a CUDA device of capability 8.9 or above")
-    if options.device == "cpu":
+    if not on_card:
         torch.set_num_threads(1)
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
-        found = [recall(path, Path(folder), options) for path in options.model_path]
-        for line in chain(*found, *(rates(path, options) for path in options.rates_of)):
+        for line in chain(*(recall(path, Path(folder), options) for path in options.model_path)):
             lines.append(line)
             print(line, flush=True)
             if options.out is not None:

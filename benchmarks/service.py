@@ -18,14 +18,11 @@ from typing import Final
 from benchmarks.ports import free_ports
 from tessera.launch.port import Port
 from tessera.launch.ready import workers
-from tessera.model_names import namespace_of
 
 _ROOT = Path(__file__).parent.parent
 
 NAME: Final = "benchmark"
 """Of the model in requests."""
-
-_NAMESPACE: Final = "tessera"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +31,7 @@ class Deployment:
 
     ``tree`` is the working tree whose package runs, with the stand-ins of its own benchmarks. Frontends that
     are not ``together`` have no seats of a group: each has a port of its own, and counts in memory of its
-    own. ``beside`` is a number of further models, each the same checkpoint under a name of its own with
-    workers of its own. The command of a module is added to what ``before`` has for it, which becomes it.
+    own. The command of a module is added to what ``before`` has for it, which becomes it.
     """
 
     model_path: Path
@@ -46,12 +42,7 @@ class Deployment:
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
     tree: Path = _ROOT
     together: bool = True
-    beside: int = 0
     before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (NAME, *(f"beside-{number}" for number in range(self.beside)))
 
 
 @contextmanager
@@ -60,11 +51,10 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
     logs.mkdir(parents=True, exist_ok=True)
     modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
     # Workers answer /metrics on the first ones.
-    modes *= len(deployment.names)
     found = free_ports(len(modes) + deployment.frontends)
     ports = found[len(modes) :][: 1 if deployment.together else None]
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
-    model = ["--model-path", str(deployment.model_path)]
+    model = ["--model-path", str(deployment.model_path), "--served-model-name", NAME]
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
         environment = os.environ | {"DYN_FILE_KV": store}
@@ -73,18 +63,12 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
             # Without the folder where this runs, which would come first.
             environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
         try:
-            places = _places(deployment)
             start = partial(_start, deployment.before)
-            for number, (mode, port) in enumerate(zip(modes, found, strict=False)):
-                name = deployment.names[number * len(deployment.names) // len(modes)]
-                flags = [*model, "--served-model-name", name, "--namespace", places[name]]
-                flags += ["--disaggregation-mode", mode, *deployment.worker_flags]
+            for mode, port in zip(modes, found, strict=False):
+                flags = [*model, "--disaggregation-mode", mode, *deployment.worker_flags]
                 flags += ["--override-engine-args", json.dumps(deployment.engine)]
                 own = environment | {"DYN_SYSTEM_PORT": str(port)}
-                processes.append(start("tessera.worker", flags, own, logs / f"{mode}-{number}.log"))
-            served = [*model, "--served-model-name", NAME]
-            if deployment.beside:
-                served = ["--models", str(_listed(deployment, Path(store)))]
+                processes.append(start("tessera.worker", flags, own, logs / f"{mode}.log"))
             shared_port: Port | None = None
             if deployment.together:
                 counts = Path(store, "metrics")
@@ -92,13 +76,12 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 shared_port = Port.open("127.0.0.1", ports[0], deployment.frontends, metrics=counts)
                 stack.callback(shared_port.close)
             for number in range(deployment.frontends):
-                flags = [*served, "--port", str(ports[number % len(ports)]), *deployment.frontend_flags]
+                flags = [*model, "--port", str(ports[number % len(ports)]), *deployment.frontend_flags]
                 inherited = shared_port.descriptors if shared_port else []
                 own = environment | (shared_port.seat(number, inherited) if shared_port else {})
                 log = logs / f"frontend-{number}.log"
                 processes.append(start("tessera.frontend", flags, own, log, inherited))
-            count = len(deployment.names)
-            there = {"embed": count, "encode": count * (deployment.mode == "e_p")}
+            there = {"embed": 1, "encode": int(deployment.mode == "e_p")}
             there["frontends"] = deployment.frontends if deployment.together else 1
             _wait(urls, processes, there, timeout=timeout)
             yield urls
@@ -111,23 +94,6 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def _places(deployment: Deployment) -> dict[str, str]:
-    """The namespace of each model's workers."""
-    if not deployment.beside:
-        return {NAME: _NAMESPACE}
-    return {name: namespace_of(_NAMESPACE, name) for name in deployment.names}
-
-
-def _listed(deployment: Deployment, folder: Path) -> Path:
-    """The file that frontends read of several models."""
-    models = [
-        {"model_path": str(deployment.model_path), "served_model_names": [name]} for name in deployment.names
-    ]
-    path = folder / "models.json"
-    path.write_text(json.dumps({"models": models}))
-    return path
 
 
 def _start(

@@ -82,6 +82,16 @@ def copy(source: Path, target: Path) -> None:
         (target / _TEMPLATE_FILE).write_text(template)
 
 
+COMMAND: Final = "vllm.entrypoints.cli.main"
+"""The module of vLLM's command."""
+
+
+def environment(site: Path) -> dict[str, str]:
+    """Return what is set for vLLM's packages in ``site``, which ask nobody for anything."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
+    return {"PYTHONPATH": str(site.resolve()), **dict.fromkeys(names, "1")}
+
+
 def is_chat(copy: Path) -> bool:
     """Return whether a copy takes texts as conversations alone."""
     return (copy / _TEMPLATE_FILE).exists()

@@ -40,9 +40,8 @@ from tessera_tools.load.clients import drive, matrix
 from tessera_tools.load.words import CheckpointWords
 from tessera_tools.table import number, table
 
-PARTS: Final = ("engine", "tuned", "default", "split", "vllm")
-"""The engines in process; Tessera as it is told here, with nothing set, and so as encode and embed workers;
-vLLM."""
+PARTS: Final = ("engine", "default", "split", "vllm")
+"""The engines in process; Tessera with nothing set, and so as encode and embed workers; vLLM."""
 
 USUAL: Final = [
     ("text-32", 1),
@@ -61,13 +60,10 @@ HEADER: Final = (
     "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W", "J an input",
 )  # fmt: skip
 _RATIOS: Final = (
-    ("tuned", "vllm"),
     ("default", "vllm"),
     ("engine", "vllm"),
-    ("tuned", "engine"),
     ("default", "engine"),
     ("split", "engine"),
-    ("default", "tuned"),
 )
 _ROOT: Final = Path(__file__).parent.parent
 _READY_SECONDS: Final = 300.0
@@ -157,7 +153,7 @@ class Results:
             *(f"{one}/{other}" for one, other in _RATIOS), "agreement",
         )  # fmt: skip
         theirs = self.vectors("vllm")
-        ours = self.vectors("tuned") or self.vectors("default")
+        ours = self.vectors("default")
         rows: list[tuple[str, ...]] = []
         for workload, at_once in dict.fromkeys(key[1:] for key in self.rows):
             rates, times = (
@@ -356,16 +352,7 @@ def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[S
             "VENV": sys.prefix,
         }
         command = [str(_ROOT / "launch" / ("e_p.sh" if part == "split" else "agg.sh"))]
-        if part == "tuned":
-            config = options.out / "tuned.yaml"
-            config.write_text(json.dumps(_engine_config(options)))
-            environment |= {
-                "TESSERA_FRONTENDS": str(options.frontends),
-                "TESSERA_ENGINE_ARGS": str(config),
-                "TESSERA_FRONTEND_ARGS": "--max-in-flight 100000",
-            }
-            command += ["--multimodal-embedding-cache-capacity-gb", str(options.cache_gb)]
-        elif options.quantization:
+        if options.quantization:
             command += ["--override-engine-args", json.dumps(_quantization(options))]
         url = f"http://127.0.0.1:{port}"
         with _running(command, environment, url, options.out / f"{part}.log", clock):
@@ -380,14 +367,8 @@ def _vllm(options: argparse.Namespace, clock: Clock) -> Iterator[Server]:
     copy = options.out / "vllm-model"
     if not copy.exists():
         vllm_copy.copy(options.model_path, copy)
-    environment = {
-        "PYTHONPATH": str(options.vllm.resolve()),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    command = [options.vllm_python, "-m", "vllm.entrypoints.cli.main", "serve", str(copy)]
+    environment = vllm_copy.environment(options.vllm)
+    command = [options.vllm_python, "-m", vllm_copy.COMMAND, "serve", str(copy)]
     command += ["--served-model-name", options.model_name, "--host", "127.0.0.1", "--port", str(port)]
     command += vllm_copy.serve_flags(family_of(options.model_path).name, copy)
     if options.quantization:

@@ -75,7 +75,7 @@ FIRST = (
     "e2e/test_parity.py",
     "e2e/test_launch.py",
     "slurm",
-    "e2e/test_wide_rows.py",
+    "e2e/test_model_options.py",
     "e2e/test_families.py",
     "tessera_engines/test_triton_repository.py",
     "e2e/faults/test_planes.py",

@@ -148,8 +148,6 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
         assert row["errors"] == "0"
         assert figure(row["requests/s"]) > 0
         assert int(row["checked"]) > 0
-    with Image.open(out / "http.png") as chart:
-        assert chart.size == (900, 520)
     return rows
 
 
@@ -158,7 +156,7 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
 @pytest.mark.usefixtures("forks")
 def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     for row in drive(checkpoint, tmp_path):
-        shares = ("bound %", "of engine %", "frontend cores", "worker cores", "decoder cores")
+        shares = ("of engine %", "frontend cores", "worker cores", "decoder cores")
         assert all(figure(row[share]) > 0 for share in shares if row["workload"] == "tile")
         assert figure(row["engine/s"]) > 0
 
@@ -170,7 +168,7 @@ def test_drives_a_service_that_runs(service: Disaggregated, tmp_path: Path) -> N
     """In an open loop; what the machine allows is not measured beside it."""
     with service.frontend("--max-in-flight", "100000") as url:
         rows = drive(service.checkpoint, tmp_path, "--url", url, "--model-name", MODEL, "--rate", "20")
-    assert {row["bound %"] for row in rows} == {row["engine/s"] for row in rows} == {"-"}
+    assert {row["engine/s"] for row in rows} == {"-"}
 
 
 def test_unknown_workloads_are_named(checkpoint: Path, tmp_path: Path) -> None:

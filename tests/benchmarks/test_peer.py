@@ -54,19 +54,6 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.service
 @pytest.mark.measures
-@pytest.mark.usefixtures("forks")
-def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
-    more = ["--seconds", "1", "--batch", "2", "--workloads", "text-32@2", "tile@1", "page@1"]
-    assert peer.main(arguments(checkpoint, tmp_path, *more)) == 0
-    found = rows(tmp_path / "peer.csv")
-    assert [row["workload"] for row in found] == ["text-32", "tile", "page"]
-    assert figure(found[0]["ratio"]) > 0
-    for row in found:
-        assert figure(row["worst cosine"]) > 0.9999
-
-
-@pytest.mark.service
-@pytest.mark.measures
 @pytest.mark.xdist_group("shared-service")
 def test_a_server_that_takes_conversations_is_driven_as_vllm_is(
     service: Disaggregated, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -110,6 +110,7 @@ def test_routes_that_give_one_vector_say_why_they_do_not(http: httpx.Client) -> 
             "inputs": [{"content": [{"type": "text", "text": "a"}]}],
         },
         "/embed": {"inputs": "a"},
+        "/v1/ranking": {"query": {"text": "a"}, "passages": [{"text": "b"}]},
     }
     for route, body in bodies.items():
         answer = http.post(route, json=body)
@@ -139,24 +140,6 @@ def test_the_examples_of_stores_rank_as_max_sim(service: Service) -> None:
     np.testing.assert_allclose([point.score for point in names["best"]], sorted(expected)[::-1], atol=1e-4)
     exec(compile(example("lancedb"), "docs/api.md", "exec"), names)
     assert [row["text"] for row in names["nearest"]] == [names["pages"][index] for index in order]
-
-
-def test_documents_are_ranked_by_max_sim(http: httpx.Client) -> None:
-    query, *rows = (reference(SEED, text) for text in (QUERY, *TEXTS))
-    wanted = max_sims(query, rows)
-    order = sorted(range(len(TEXTS)), key=lambda index: -wanted[index])
-    results = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()["results"]
-    ranks = http.post("/rerank", json={"query": QUERY, "texts": TEXTS}).json()
-    assert [row["index"] for row in results] == [row["index"] for row in ranks] == order
-    scores = http.post("/score", json={"text_1": QUERY, "text_2": TEXTS}).json()["data"]
-    for found in (
-        [row["score"] for row in scores],
-        [score for _, score in sorted((row["index"], row["score"]) for row in ranks)],
-        [score for _, score in sorted((row["index"], row["relevance_score"]) for row in results)],
-    ):
-        assert found == pytest.approx(wanted, abs=1e-4)
-    refused = http.post("/v1/ranking", json={"query": {"text": "a"}, "passages": [{"text": "b"}]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unsupported_route")
 
 
 def test_documents_that_come_back_count_as_the_answers_bytes(http: httpx.Client) -> None:

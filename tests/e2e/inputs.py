@@ -78,3 +78,10 @@ def _text(text: str) -> tuple[str, tuple[bytes, ...], str]:
 
 def cosine(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def scaled(photo: bytes, width: int, height: int) -> bytes:
+    """The photo as a JPEG of this size."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(photo)).resize((width, height)).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()

@@ -10,11 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from openai import OpenAI
 
 from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
-from tests.e2e.kserve import Door
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import Service, launch
 from tests.e2e.service import post as service_post
 from tests.references.colbert import ColbertReference
 
@@ -100,14 +98,6 @@ def test_a_text_without_a_role_is_a_document(service: Service, reference: Colber
     check(post(service, "/embed_all", inputs=DOCUMENTS), reference, "document")
 
 
-def test_openais_client_reads_them(service: Service, reference: ColbertReference) -> None:
-    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.embeddings.create(
-            model=MODEL, input=QUERY, encoding_format="float", extra_body={"input_type": "query"}
-        )
-    check([answer.data[0].embedding], reference, "query")
-
-
 @pytest.mark.parametrize("route", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"])
 def test_the_scores_of_every_route(service: Service, reference: ColbertReference, route: str) -> None:
     asked: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS}
@@ -126,41 +116,3 @@ def test_the_scores_of_every_route(service: Service, reference: ColbertReference
 def test_tokens_are_those_that_are_embedded(service: Service, reference: ColbertReference) -> None:
     (pieces,) = post(service, "/tokenize", inputs=[QUERY], prompt_name="query")
     assert [piece["id"] for piece in pieces] == reference.side(QUERY, query=True)[0]
-
-
-def test_qdrant_ranks_by_the_same_scores(service: Service, reference: ColbertReference) -> None:
-    models = pytest.importorskip("qdrant_client.models")
-    from qdrant_client import QdrantClient
-
-    rows, (query,) = (
-        [row["embedding"] for row in post(service, "/v1/embeddings", input=texts, input_type=side)["data"]]
-        for side, texts in (("document", DOCUMENTS), ("query", [QUERY]))
-    )
-    client = QdrantClient(":memory:")
-    comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-    client.create_collection(
-        "texts",
-        vectors_config=models.VectorParams(
-            size=32, distance=models.Distance.DOT, multivector_config=comparator
-        ),
-    )
-    client.upsert("texts", [models.PointStruct(id=place, vector=each) for place, each in enumerate(rows)])
-    points = client.query_points("texts", query=query, limit=len(rows)).points
-    expected = [reference.score(QUERY, text) for text in DOCUMENTS]
-    for point in points:
-        assert point.score == pytest.approx(expected[point.id], abs=1e-3)
-    client.close()
-
-
-@pytest.mark.kserve
-def test_kserve_gives_the_tensors_of_tokens(service: Service, reference: ColbertReference) -> None:
-    kserve = Door(http=service.url.removeprefix("http://"), grpc="").client("http")
-    found = kserve.infer(
-        MODEL,
-        {"text": np.array([[text] for text in DOCUMENTS], object)},
-        parameters={"input_type": "passage"},
-    )
-    vectors, lengths = found.as_numpy("multivector"), found.as_numpy("multivector_lengths")
-    check([row[:length] for row, length in zip(vectors, lengths, strict=True)], reference, "document")
-    assert vectors.shape[1] == lengths.max()
-    kserve.client.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,9 @@ import pytest
 
 from tessera.models.base import Role
 from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
-from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.models.running import Given, cosines
 from tests.references.families import reference_of
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.service
 
@@ -61,14 +58,6 @@ def embed(service: Service, **body: object) -> httpx.Response:
     return httpx.post(f"{service.url}/v1/embeddings", json={"model": MODEL, **body}, timeout=60)
 
 
-def test_it_embeds_texts(service: Service) -> None:
-    answers = [embed(service, input=TEXTS).json()["data"] for _ in range(2)]
-    vectors = np.array([[entry["embedding"] for entry in answer] for answer in answers])
-    np.testing.assert_allclose(np.linalg.norm(vectors[0], axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
-    assert abs(vectors[0] @ vectors[0].T - np.eye(3)).max() < 0.999
-
-
 @pytest.mark.parametrize("role", ["query", "passage"])
 def test_vectors_are_those_of_the_reference(started: Started, role: str) -> None:
     _, model, service = started
@@ -91,22 +80,6 @@ def test_the_widths_of_the_family(started: Started) -> None:
     assert embed(service, input="a yellow heart", dimensions=31).status_code == 400
 
 
-def test_a_worker_that_dies_is_replaced(started: Started) -> None:
-    _, model, service = started
-    expected = reference_of(model).answer(Given(parts=(TEXTS[0],), role=Role.PASSAGE))
-    (worker,) = [pid for pid in service.pids_in_order(3)[1:] if pid > 0]
-    os.kill(worker, signal.SIGKILL)
-
-    def answered() -> httpx.Response | None:
-        answer = embed(service, input=TEXTS[:1], input_type="passage")
-        assert answer.status_code in (200, 502, 503, 504), answer.text
-        return answer if answer.status_code == 200 else None
-
-    answer = wait_until(answered)
-    assert answer is not None
-    assert np.array(answer.json()["data"][0]["embedding"]) @ expected >= 0.99999
-
-
 def test_no_encode_worker_is_started_and_one_line_says_so(started: Started) -> None:
     family, _, service = started
     said = service.log.read_text()
@@ -114,12 +87,6 @@ def test_no_encode_worker_is_started_and_one_line_says_so(started: Started) -> N
     assert said.count("reads text alone: no encode workers are started") == int("e_p.sh" in str(service.log))
     assert f"{family} reads text alone: no vision stage, no cache of vision rows" in said
     assert "cache of vision rows  " not in said and "vision weights" not in said
-
-
-def test_images_are_refused_by_name(service: Service, photos: dict[str, bytes]) -> None:
-    answer = embed(service, input=[parts("x", photos["flower"])])
-    assert answer.status_code == 400, answer.text
-    assert "input[0]" in answer.text
 
 
 def test_metrics_have_no_vision_stage(service: Service) -> None:

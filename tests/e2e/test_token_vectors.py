@@ -17,9 +17,8 @@ from tessera.models import open_model
 from tessera.models.base import Role
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.qwen3 import COL_TINY
-from tests.e2e.inputs import parts
+from tests.e2e.inputs import parts, scaled
 from tests.e2e.service import MODEL, Service, launch
-from tests.e2e.test_wide_rows import scaled
 from tests.models.running import Given, batch_of, vectors
 
 pytestmark = [pytest.mark.service, pytest.mark.large]

@@ -291,7 +291,7 @@ class _Ahead:
                 self._waiting.append(found)
                 self._count(found, 1)
             elif reason := self._refusal(found):
-                self._waiting.append(Failure(id=found.id, source=found.source, reason=reason))
+                self._waiting.append(found.failed(reason))
             else:
                 file = self._documents._open(found)
                 self._file_bytes += file.nbytes

@@ -17,18 +17,6 @@ from tessera.settings import NOT_NEGATIVE, Setting
 from tessera_corpus.item import Embedded, Failure, Item
 
 
-class InputType(StrEnum):
-    """What items are for that do not say it themselves."""
-
-    PASSAGE = "passage"
-    QUERY = "query"
-    NONE = "none"
-
-    @property
-    def role(self) -> Role:
-        return Role(self.value)
-
-
 class Cut(StrEnum):
     """What becomes of an item that is too long: a failure, or it loses its start or its end."""
 
@@ -45,12 +33,12 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What changes vectors, beside the model."""
 
     input_type: Annotated[
-        InputType,
+        Role,
         Setting(
             flag="--input-type",
             help="the role of items that have none of their own; it decides the prompt's prefix",
         ),
-    ] = InputType.PASSAGE
+    ] = Role.PASSAGE
     dimensions: Annotated[
         int,
         Setting(
@@ -108,7 +96,7 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def content_of(self, item: Item) -> Content:
         """Return what is embedded of an item."""
-        role = item.role or self.input_type.role
+        role = item.role or self.input_type
         return Content(parts=item.parts, role=role, instruction=item.instruction)
 
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 from tessera.local.content import Part, nbytes_of
 from tessera.models.base import Role
 from tessera.rows import Rows
-from tessera_corpus.position import Position
+from tessera_corpus.sources.counted import Position
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +88,9 @@ def _hash(parts: tuple[Part, ...], role: Role | None, instruction: str | None) -
     return digest.digest()
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Document(Origin, frozen=True, kw_only=True, tag=True):
     """A file with pages, a PDF, each of which is to become an item; ``id`` is that of the file."""
 
-    id: str
-    source: str
     data: bytes
 
 
@@ -173,10 +171,6 @@ def unique(rows: Iterator[Row]) -> Iterator[Row]:
         if not isinstance(row, Failure):
             key = digest_of(row.id)
             if key in seen:
-                row = (
-                    row.failed(DUPLICATE)
-                    if isinstance(row, Item)
-                    else Failure(id=row.id, source=row.source, reason=DUPLICATE)
-                )
+                row = row.failed(DUPLICATE)
             seen.add(key)
         yield row

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from tessera.local.usage import Usage
 from tessera.tasks import KEEPER
-from tessera_corpus.position import Position
 from tessera_corpus.run import Progress
+from tessera_corpus.sources.counted import Position
 
 _EVERY_SECONDS: Final = 1.0
 # Rates are of so many seconds: long enough for pages that take one each, short enough to follow a change.
@@ -43,7 +43,6 @@ class _Moment:
     done_before: int
     read: int
     full: float
-    reading: float
     writing: float
     usage: Usage
 
@@ -92,7 +91,6 @@ class Watch:
             progress.done_before,
             position.read,
             progress.full_seconds,
-            progress.reading_seconds,
             progress.writing_seconds,
             usage,
         )

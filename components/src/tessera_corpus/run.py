@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tessera.local import groups
 from tessera.local.groups import IN_FLIGHT, Size, size_of
 from tessera_corpus.embedder import Embedder
 from tessera_corpus.item import Embedded, Failure, Item
+
+if TYPE_CHECKING:
+    from tessera_corpus.output.output import Output
 
 T = TypeVar("T")
 
@@ -22,31 +26,11 @@ T = TypeVar("T")
 _UNWRITTEN_BYTES: Final = 64 << 20
 
 
-class Output(Protocol):
-    """Where vectors go; blocks, and is called by one thread at a time, but for ``done``."""
-
-    def done(self, id: str, content_hash: bytes) -> bool:
-        """Whether a vector of this is there."""
-        ...
-
-    def put(self, rows: Sequence[Embedded]) -> None: ...
-
-    def fail(self, failure: Failure) -> None: ...
-
-    def finish(self) -> None:
-        """Publish what is left, and remove what is gone; the sources have been read to their ends."""
-        ...
-
-    def close(self) -> None:
-        """Publish what is left."""
-        ...
-
-
 @dataclass(slots=True)
 class Progress:
     """What a run has done so far. ``done_before`` had vectors at the start, ``taken`` came from the source.
 
-    ``warned`` are of those embedded; ``nbytes`` were read of items.
+    ``warned`` are of those embedded.
     """
 
     taken: int = 0
@@ -55,15 +39,10 @@ class Progress:
     failed: int = 0
     first_failure: Failure | None = None
     done_before: int = 0
-    vectors: int = 0
-    tokens: int = 0
-    pictures: int = 0
-    nbytes: int = 0
     # Of engines: whether they are on their way, and the seconds until they were there.
     starting: bool = False
     starting_seconds: float = 0.0
-    # Seconds: of waiting for rows with nothing under way to wait for, for room, and of writing.
-    reading_seconds: float = 0.0
+    # Seconds: of waiting for room, and of writing.
     full_seconds: float = 0.0
     writing_seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
@@ -90,28 +69,30 @@ async def run(rows: Iterator[Item | Failure], embedder: Embedder, output: Output
     What was embedded is published however this ends: with an error, or by a cancellation. Raises what the
     source, the embedder or the output raise.
     """
+    async with _publishing(output, progress) as (reading, writer):
+        await _embed(rows, embedder, writer, reading, progress)
+
+
+async def keep(made: Iterator[Sequence[Embedded | Failure]], output: Output, progress: Progress) -> None:
+    """Put what is embedded elsewhere into the output and publish it, as ``run`` does."""
+    async with _publishing(output, progress) as (reading, writer):
+        loop = asyncio.get_running_loop()
+        while (some := await loop.run_in_executor(reading, next, made, None)) is not None:
+            progress.taken += len(some)
+            await writer.put(some)
+
+
+@asynccontextmanager
+async def _publishing(
+    output: Output, progress: Progress
+) -> AsyncIterator[tuple[ThreadPoolExecutor, _Writer]]:
+    """Give a thread to read on, and what writes; publish the output however this ends."""
     # Not waited for: a read from a terminal may never return.
     reading = ThreadPoolExecutor(1, thread_name_prefix="read")
     with ThreadPoolExecutor(1, thread_name_prefix="write") as writing:
         writer = _Writer(output, writing, progress)
         try:
-            await _embed(rows, embedder, writer, reading, progress)
-            await writer.finish()
-        finally:
-            reading.shutdown(wait=False)
-            await _whole(writing, output.close)
-
-
-async def keep(made: Iterator[Sequence[Embedded | Failure]], output: Output, progress: Progress) -> None:
-    """Put what is embedded elsewhere into the output and publish it, as ``run`` does."""
-    reading = ThreadPoolExecutor(1, thread_name_prefix="read")
-    with ThreadPoolExecutor(1, thread_name_prefix="write") as writing:
-        writer = _Writer(output, writing, progress)
-        loop = asyncio.get_running_loop()
-        try:
-            while (some := await loop.run_in_executor(reading, next, made, None)) is not None:
-                progress.taken += len(some)
-                await writer.put(some)
+            yield reading, writer
             await writer.finish()
         finally:
             reading.shutdown(wait=False)
@@ -128,6 +109,7 @@ async def _embed(
     most_weight, most_bytes = IN_FLIGHT
     room = _Room(most_weight * embedder.engines, most_bytes)
     unwritten = _Room(_UNWRITTEN_BYTES)
+    begun = False
     try:
         async with asyncio.TaskGroup() as group:
 
@@ -142,12 +124,9 @@ async def _embed(
                     give_unwritten()
 
             while True:
-                started = time.monotonic()
                 taken, (weight, nbytes) = await asyncio.get_running_loop().run_in_executor(
                     reading, groups.take, rows, _size_of
                 )
-                if room.empty:
-                    progress.reading_seconds += time.monotonic() - started
                 if not taken:
                     break
                 progress.taken += len(taken)
@@ -155,18 +134,14 @@ async def _embed(
                 if len(items) < len(taken):
                     await writer.put([row for row in taken if isinstance(row, Failure)])
                 if items:
-                    if not progress.nbytes:
-                        started, progress.starting = time.monotonic(), True
+                    if not begun:
+                        started, progress.starting, begun = time.monotonic(), True, True
                         await embedder.ready()
                         progress.starting = False
                         progress.starting_seconds = time.monotonic() - started
                     started = time.monotonic()
                     give_room = await room.take(weight, nbytes)
                     progress.full_seconds += time.monotonic() - started
-                    progress.nbytes += nbytes
-                    progress.pictures += sum(
-                        not isinstance(part, str) for item in items for part in item.parts
-                    )
                     task = group.create_task(embed(items, give_room))
                     # One that is cancelled before its first step gives nothing back by itself.
                     task.add_done_callback(partial(_call, give_room))
@@ -195,10 +170,6 @@ class _Room:
         self._taken = [0] * len(most)
         self._count = 0
         self._given = asyncio.Event()
-
-    @property
-    def empty(self) -> bool:
-        return not self._count
 
     async def take(self, *sizes: int) -> Callable[[], None]:
         """Wait for room, in no order where several do; what is returned gives it back once."""
@@ -249,8 +220,6 @@ class _Writer:
         progress = self._progress
         progress.embedded += len(good)
         progress.warned += sum(one.warning is not None for one in good)
-        progress.vectors += sum(len(one.rows.values) for one in good)
-        progress.tokens += sum(one.tokens for one in good)
         for one in made:
             if isinstance(one, Failure):
                 progress.failed += 1

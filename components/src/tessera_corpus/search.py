@@ -14,11 +14,12 @@ import numpy.typing as npt
 from tessera.errors import ConfigError
 from tessera.extras import missing
 from tessera_corpus.item import Origin
+from tessera_corpus.output.columns import ORIGIN, origins_of
 from tessera_corpus.output.directory import Description
 from tessera_corpus.output.lance import NAME as LANCE_NAME
 from tessera_corpus.output.row import VectorKind
 
-_COLUMNS: Final = ["id", "source", "page", "content_hash", "vector"]
+_COLUMNS: Final = [*ORIGIN, "content_hash", "vector"]
 # Rows that are compared at a time: 128 MB of float32 with 2,048 values each.
 _ROWS: Final = 16_384
 _EPSILON: Final = 1e-12
@@ -154,11 +155,7 @@ class Table:
             yield self._batch(batch)
 
     def _batch(self, batch: Any) -> _Batch:
-        ids, sources, pages = (batch.column(name).to_pylist() for name in ("id", "source", "page"))
-        places = [
-            Origin(id=id, source=source, page=page)
-            for id, source, page in zip(ids, sources, pages, strict=True)
-        ]
+        places = list(origins_of(batch))
         vectors = batch.column("vector")
         bounds = np.arange(len(places) + 1, dtype=np.int64)
         if self.kind.tokens:

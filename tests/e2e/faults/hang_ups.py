@@ -1,11 +1,7 @@
-"""Clients that hang up at random moments: ``python -m tests.e2e.faults.hang_ups URL --count N``.
-
-A command of its own, too, for longer runs than a test has the time for.
-"""
+"""Clients that hang up at random moments."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import io
@@ -103,21 +99,18 @@ def _kserve(model: str) -> dict[str, Any]:
     return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "data": data}]}
 
 
-def routes(embedder: str, *, reranker: str = "", tokens: str = "", images: bool = True) -> list[Route]:
+def routes(embedder: str, *, reranker: str = "", tokens: str = "") -> list[Route]:
     """The routes of these models."""
     found = [
         Route("/v1/embeddings", lambda: {"model": embedder, "input": [_words(60) for _ in range(4)]}),
         Route("/v1/embeddings", lambda: {"model": embedder, "input": _words(3)}),
         Route(f"/v2/models/{embedder}/infer", lambda: _kserve(embedder)),
+        Route("/v1/embeddings", lambda: {"model": embedder, "input": [[_picture()], _words(3)]}),
+        Route(
+            "/v1/embeddings",
+            lambda: {"model": embedder, "input": [[_picture(), {"type": "text", "text": "a"}]]},
+        ),
     ]
-    if images:
-        found += [
-            Route("/v1/embeddings", lambda: {"model": embedder, "input": [[_picture()], _words(3)]}),
-            Route(
-                "/v1/embeddings",
-                lambda: {"model": embedder, "input": [[_picture(), {"type": "text", "text": "a"}]]},
-            ),
-        ]
     if reranker:
         documents = lambda: [_words(10) for _ in range(4)]  # noqa: E731
         found.append(Route("/v1/rerank", lambda: {"model": reranker, "query": "q", "documents": documents()}))
@@ -242,26 +235,3 @@ def held(metrics: str) -> dict[str, float]:
         for sample in family.samples
         if sample.name in IDLE and sample.value
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url", help="of a frontend on this machine")
-    parser.add_argument("--grpc", default="", help="its address for gRPC")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--text", action="store_true", help="no images")
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=600)
-    given = parser.parse_args()
-    target, asked = Target(given.url, given.grpc), routes(given.model, images=not given.text)
-    began = time.monotonic()
-    seen = asyncio.run(hang_ups([target], asked, count=given.count, seconds=given.seconds, model=given.model))
-    print(f"{seen.total()} hang-ups in {time.monotonic() - began:.0f} s: {dict(seen)}")
-    print("not answered afterwards:", answered(target, asked) or "nothing")
-    time.sleep(3)
-    with target.client() as client:
-        print("held afterwards:", held(client.get("/metrics").text) or "nothing")
-
-
-if __name__ == "__main__":
-    main()

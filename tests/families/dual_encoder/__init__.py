@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import io
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tessera.models.base import (
 )
 from tests import distribution
 from tests.families.byte_text import VOCABULARY, ByteText
+from tests.families.seeded import SeededFamily
 
 SIZE = 32
 HIDDEN = 48
@@ -67,12 +67,6 @@ def misbehave(data: bytes) -> None:
 def install(site: Path, module: str = __name__) -> str:
     """Install a ``module`` that is a family; return the ``PYTHONPATH`` that finds it."""
     return distribution.install(site, "tessera.models", f"{module}:FAMILY")
-
-
-def make_checkpoint(path: Path, seed: int) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "test_dual_encoder", "seed": seed}))
-    return path
 
 
 def pixels_of(data: bytes) -> UInt8Array:
@@ -161,14 +155,5 @@ class DualEncoder(ByteText):
         return tokens * HIDDEN * 8
 
 
-class DualEncoderFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "dual_encoder"
-    model_types = ("test_dual_encoder",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> DualEncoder:
-        return DualEncoder(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = DualEncoderFamily()
+FAMILY = SeededFamily("dual_encoder", DualEncoder)
+make_checkpoint = FAMILY.make_checkpoint

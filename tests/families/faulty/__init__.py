@@ -8,10 +8,8 @@ card reports later: the batch is launched, and from then on every batch's event 
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from tessera.launched import Launched
 from tessera.models.base import TextTensors
 from tessera.rows import Rows
 from tests.families.dual_encoder import DualEncoder
+from tests.families.seeded import SeededFamily
 
 if TYPE_CHECKING:
     from tessera.engine.batch import TextBatch
@@ -96,14 +95,4 @@ class FaultyEncoder(DualEncoder):
         return failing
 
 
-class FaultyFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "faulty"
-    model_types = ("test_faulty",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> FaultyEncoder:
-        return FaultyEncoder(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = FaultyFamily()
+FAMILY = SeededFamily("faulty", FaultyEncoder)

@@ -8,8 +8,7 @@ its second half enters behind the first layer. Positions have three rows, and th
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tessera.models.base import (
     VisionSpec,
 )
 from tests.families.byte_text import PLACEHOLDER, VOCABULARY, ByteText
+from tests.families.seeded import SeededFamily
 
 PATCH, MERGE, MOST = 4, 2, 16
 """Pixels of a patch's side, patches of a merged side, and patches of the longest side of an image."""
@@ -49,12 +49,6 @@ def weights(seed: int) -> dict[str, np.ndarray]:
         "frequencies": made(3, HIDDEN),
         "layer": made(HIDDEN, HIDDEN),
     }
-
-
-def make_checkpoint(path: Path, seed: int) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "test_grid", "seed": seed}))
-    return path
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -219,14 +213,5 @@ def attended(hidden: Any, bounds: Any, *, causal: bool) -> Any:
     return scores.softmax(-1) @ hidden
 
 
-class GridFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "grid"
-    model_types = ("test_grid",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> Grid:
-        return Grid(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = GridFamily()
+FAMILY = SeededFamily("grid", Grid)
+make_checkpoint = FAMILY.make_checkpoint

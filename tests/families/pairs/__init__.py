@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +10,7 @@ from tessera.errors import InvalidInput
 from tessera.models import base
 from tessera.models.base import Content, Output, OutputKind, Prompt, TextTensors, Truncate
 from tests.families.dual_encoder import DualEncoder, weights
+from tests.families.seeded import SeededFamily
 
 if TYPE_CHECKING:
     from tessera.models.base import PairModel
@@ -65,17 +63,7 @@ def score(seed: int, query: str, document: str) -> float:
     return float(weights(seed)["tokens"][list(f"{query}\0{document}".encode())].mean() * 10)
 
 
-class PairsFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "pairs"
-    model_types = ("test_pairs",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> Pairs:
-        return Pairs(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = PairsFamily()
+FAMILY = SeededFamily("pairs", Pairs)
 
 if TYPE_CHECKING:
     _conforms: type[PairModel] = Pairs

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tessera.models.base import Output, OutputKind, TextTensors
 from tests.families.dual_encoder import HIDDEN, DualEncoder, weights
-
-
-def make_checkpoint(path: Path, seed: int) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "test_token_rows", "seed": seed}))
-    return path
+from tests.families.seeded import SeededFamily
 
 
 def reference(seed: int, text: str) -> np.ndarray:
@@ -41,14 +33,5 @@ class TokenRows(DualEncoder):
         return forward
 
 
-class TokenRowsFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "token_rows"
-    model_types = ("test_token_rows",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> TokenRows:
-        return TokenRows(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = TokenRowsFamily()
+FAMILY = SeededFamily("token_rows", TokenRows)
+make_checkpoint = FAMILY.make_checkpoint

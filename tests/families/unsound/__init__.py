@@ -6,13 +6,10 @@ alone is zero, and one with ``\\x04`` is sound, but beyond float16 unless it is 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 
 from tests.families.dual_encoder import SIZE, DualEncoder
+from tests.families.seeded import SeededFamily
 
 NOT_A_NUMBER, TOO_LONG, ZERO, LARGE = "\x01", "\x02", "\x03", "\x04"
 
@@ -27,14 +24,4 @@ class UnsoundEncoder(DualEncoder):
         return found
 
 
-class UnsoundFamily:
-    """Implements ``tessera.models.base.Family``."""
-
-    name = "unsound"
-    model_types = ("test_unsound",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> UnsoundEncoder:
-        return UnsoundEncoder(path, json.loads((path / "config.json").read_text())["seed"])
-
-
-FAMILY = UnsoundFamily()
+FAMILY = SeededFamily("unsound", UnsoundEncoder)

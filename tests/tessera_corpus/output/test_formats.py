@@ -42,7 +42,6 @@ def test_it_goes_on(tmp_path: Path, format: str) -> None:
     first = dict(list(CORPUS.items())[3:-3])
     output = opened(tmp_path, format=format, part_rows=10)
     assert fill(output, first.items()) == list(first)
-    assert output.nbytes > 0 and output.parts == 3
     assert texts_in(tmp_path, first) == sorted(first)
     assert len(fill(opened(tmp_path, format=format, part_rows=1), CORPUS.items())) == 6
     assert texts_in(tmp_path, CORPUS) == sorted(CORPUS)

@@ -35,13 +35,13 @@ from tessera_corpus.output.output import Output, known_before
 from tessera_corpus.output.row import Column, VectorKind
 from tessera_corpus.output.settings import OutputSettings
 from tessera_corpus.pdf import PictureFormat
-from tessera_corpus.position import Position
 from tessera_corpus.progress import Show, Watch, display, keep_showing
 from tessera_corpus.ray.settings import RaySettings
 from tessera_corpus.run import Progress, fresh, keep, run
 from tessera_corpus.service import KEY_VARIABLE, ServiceEmbedder, ServiceSettings
 from tessera_corpus.sources.apart import Apart
 from tessera_corpus.sources.choice import STANDARD_INPUT, open_source
+from tessera_corpus.sources.counted import Position
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.messages import Sources
 from tessera_corpus.sources.passed import said_of
@@ -418,7 +418,7 @@ class _Run:
             width=served.width if first else 0,
             tokens=first and served.kind is OutputKind.TOKENS,
             dtype=settings.output.dtype,
-            role=settings.vectors.input_type.role,
+            role=settings.vectors.input_type,
             options=options,
             others=tuple(
                 [

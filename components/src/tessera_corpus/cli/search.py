@@ -25,7 +25,7 @@ from tessera.models.base import Role
 from tessera.process_exit import leave
 from tessera.settings import POSITIVE, Revision, Setting
 from tessera.terminal import complain, printable, say
-from tessera_corpus.embedder import Embedder, InputType, VectorSettings
+from tessera_corpus.embedder import Embedder, VectorSettings
 from tessera_corpus.engines import EngineEmbedder
 from tessera_corpus.item import Embedded, Failure, Item
 from tessera_corpus.output.row import CHANGED
@@ -301,7 +301,7 @@ def _read(image: Path) -> bytes:
 
 
 async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
-    vectors = VectorSettings(input_type=InputType.QUERY, dimensions=table.kind.width)
+    vectors = VectorSettings(input_type=Role.QUERY, dimensions=table.kind.width)
     if settings.service.url:
         key = os.environ.get(KEY_VARIABLE)
         return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)

@@ -138,8 +138,8 @@ class Directory:
         finally:
             fcntl.flock(self._all, fcntl.LOCK_UN)
 
-    def publish(self, path: Path, write: Callable[[Path], None]) -> int:
-        """Have a file written and then named ``path``, in place of one that has the name; its size in bytes.
+    def publish(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Have a file written and then named ``path``, in place of one that has the name.
 
         What is killed in between leaves a file of another name, which no reader's glob matches and the next
         run removes. Raises ``OutputFailed``.
@@ -150,14 +150,12 @@ class Directory:
             write(temporary)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-                size = os.fstat(file.fileno()).st_size
             temporary.rename(path)
             _sync(path.parent)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise OutputFailed(f"{path}: {error.strerror or error}") from error
-        return size
 
     def remove(self, path: Path) -> None:
         """Raises ``OutputFailed``."""
@@ -215,11 +213,7 @@ class Directory:
 
     def _write(self, directory: Path, description: Description) -> None:
         data = msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
-        self.publish(directory / DESCRIPTION, lambda path: _write_bytes(path, data))
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+        self.publish(directory / DESCRIPTION, lambda path: path.write_bytes(data))
 
 
 def _open(path: Path) -> int:

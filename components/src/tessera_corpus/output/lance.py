@@ -46,23 +46,20 @@ class LanceTable:
             ids, hashes = batch.column("id").to_pylist(), batch.column("content_hash").to_pylist()
             yield Published(part=NAME, ids=ids, content_hashes=hashes)
 
-    def append(self, rows: Sequence[Row]) -> int:
+    def append(self, rows: Sequence[Row]) -> None:
         import lance
         import pyarrow as pa
 
         table = table_of(rows, self._kind)
         with self._directory.alone():
             there = self._open()
-            held = set() if there is None else {fragment.fragment_id for fragment in there.get_fragments()}
             try:
                 if there is not None and "warning" not in there.schema.names:
                     # It was written before there were warnings.
                     there.add_columns(pa.field("warning", pa.string()))
-                dataset = lance.write_dataset(table, self._path, mode="append" if there else "create")
+                lance.write_dataset(table, self._path, mode="append" if there else "create")
             except (OSError, ValueError, RuntimeError) as error:
                 raise OutputFailed(f"{self._path}: {error}") from error
-        new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in held]
-        return sum(file.file_size_bytes or 0 for fragment in new for file in fragment.metadata.files)
 
     def origins(self, part: str) -> Iterator[Origin]:
         if (dataset := self._open()) is not None:

@@ -131,7 +131,7 @@ class LinesTable:
                 raise ConfigError(f"{path}: not a part that can be read: {error}") from error
             yield Published(part=path.name, ids=ids, content_hashes=hashes)
 
-    def append(self, rows: Sequence[Row]) -> int:
+    def append(self, rows: Sequence[Row]) -> None:
         # An item may be called what a request is.
         requests: dict[tuple[str, bool], dict[int, Vector]] = defaultdict(dict)
         for row in rows:
@@ -144,10 +144,9 @@ class LinesTable:
             requests[key] = {vector.index: vector for vector in line.response.body.data} | requests[key]
         path = self._directory.part(self._number, ENDING)
         lines = (self._line(name, vectors, several) for (name, several), vectors in requests.items())
-        written = self._directory.publish(path, lambda temporary: _write(temporary, lines))
+        self._directory.publish(path, lambda temporary: _write(temporary, lines))
         self._parts |= {digest_of(name): path.name for name in several}
         self._number += 1
-        return written
 
     def origins(self, part: str) -> Iterator[Origin]:
         # Its lines are a batch's, which do not say it.

@@ -62,8 +62,8 @@ class Output:
         self._began = 0.0
         # Old rows of what is there no more as it was, and failed.
         self._stale: set[str] = set()
-        self.rows = self.failures = self.nbytes = self.parts = self.gone = 0
-        """Published by this run; failures: of this run, published or not; gone: rows that were removed."""
+        self.failures = self.gone = 0
+        """Of this run: failures, published or not; rows that were removed."""
 
     @property
     def errors_path(self) -> Path:
@@ -157,9 +157,7 @@ class Output:
     def _publish(self) -> None:
         if self._rows:
             self._remove([row.id for row in self._rows])
-            self.nbytes += self._table.append(self._rows)
-            self.rows += len(self._rows)
-            self.parts += 1
+            self._table.append(self._rows)
             self._rows = []
             self._nbytes = 0
         if self._stale:
@@ -193,19 +191,11 @@ def known_before(settings: OutputSettings, kind: VectorKind) -> Known:
 
 
 def _of_format(format: Format, directory: Directory, kind: VectorKind) -> tuple[Table, ErrorTable]:
-    match format:
-        case "parquet":
-            return ParquetTable(directory, kind), ErrorTable(
-                directory, ".parquet", errors.read_parquet, errors.write_parquet
-            )
-        case "lance":
-            return LanceTable(directory, kind), ErrorTable(
-                directory, ".parquet", errors.read_parquet, errors.write_parquet
-            )
-        case "openai":
-            return LinesTable(directory, kind), ErrorTable(
-                directory, openai.ENDING, openai.read_failures, openai.write_failures
-            )
+    if format == "openai":
+        failures = ErrorTable(directory, openai.ENDING, openai.read_failures, openai.write_failures)
+        return LinesTable(directory, kind), failures
+    table = LanceTable(directory, kind) if format == "lance" else ParquetTable(directory, kind)
+    return table, ErrorTable(directory, ".parquet", errors.read_parquet, errors.write_parquet)
 
 
 def _require_pyarrow() -> None:

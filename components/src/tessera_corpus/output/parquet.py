@@ -46,13 +46,11 @@ class ParquetTable:
             except (OSError, ValueError, KeyError) as error:
                 raise ConfigError(f"{path}: not a part that can be read: {error}") from error
 
-    def append(self, rows: Sequence[Row]) -> int:
+    def append(self, rows: Sequence[Row]) -> None:
         table = table_of(rows, self._kind)
-        written = self._directory.publish(
-            self._directory.part(self._number, ENDING), lambda path: self._write(path, [table])
-        )
+        part = self._directory.part(self._number, ENDING)
+        self._directory.publish(part, lambda path: self._write(path, [table]))
         self._number += 1
-        return written
 
     def origins(self, part: str) -> Iterator[Origin]:
         import pyarrow.parquet as pq

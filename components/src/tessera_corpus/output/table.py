@@ -26,8 +26,8 @@ class Table(Protocol):
         """What is there, of all shards. Raises ``ConfigError`` for what cannot be read."""
         ...
 
-    def append(self, rows: Sequence[Row]) -> int:
-        """Publish the rows as a part; the bytes that were written. Raises ``OutputFailed``."""
+    def append(self, rows: Sequence[Row]) -> None:
+        """Publish the rows as a part. Raises ``OutputFailed``."""
         ...
 
     def origins(self, part: str) -> Iterator[Origin]:

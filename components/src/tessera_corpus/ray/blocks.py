@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -28,19 +27,8 @@ class _Vectors(Hashed, frozen=True, kw_only=True, array_like=True):
     tokens: int
 
 
-class _Kind(IntEnum):
-    ITEM = 0
-    FAILURE = 1
-    VECTORS = 2
-    LEFT_OUT = 3
-
-
-_TYPES: dict[_Kind, type[Item | Failure | _Vectors | LeftOut]] = {
-    _Kind.ITEM: Item,
-    _Kind.FAILURE: Failure,
-    _Kind.VECTORS: _Vectors,
-    _Kind.LEFT_OUT: LeftOut,
-}
+_KINDS: tuple[type[Item | Failure | _Vectors | LeftOut], ...] = (Item, Failure, _Vectors, LeftOut)
+"""By what stands in the column ``kind``."""
 
 
 def block_of(rows: Iterable[Row]) -> Any:
@@ -50,14 +38,14 @@ def block_of(rows: Iterable[Row]) -> Any:
     kinds, data = [], []
     for row in rows:
         sent = _sent(row) if isinstance(row, Embedded) else row
-        kinds.append(next(kind for kind, type_ in _TYPES.items() if type(sent) is type_))
+        kinds.append(_KINDS.index(type(sent)))
         data.append(msgspec.msgpack.encode(sent))
     return pa.table({"kind": pa.array(kinds, pa.uint8()), "data": pa.array(data, pa.large_binary())})
 
 
 def rows_of(block: Any) -> Iterator[Row]:
     for kind, data in zip(block["kind"].to_pylist(), block["data"].to_pylist(), strict=True):
-        row = msgspec.msgpack.decode(data, type=_TYPES[_Kind(kind)])
+        row = msgspec.msgpack.decode(data, type=_KINDS[kind])
         yield _embedded(row) if isinstance(row, _Vectors) else row
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tessera.errors import TesseraError
 from tessera_corpus.documents import Documents, DocumentSettings
-from tessera_corpus.item import Document, Failure, Item, Origin, Row
+from tessera_corpus.item import Document, Failure, Item, Origin
 from tessera_corpus.pdf import PictureFormat
 from tessera_corpus.sources.choice import read_again
 from tessera_corpus.sources.folder import FILES
@@ -31,9 +30,7 @@ class Contents:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._media.close()
         if self._documents is not None:
             self._documents.close()
@@ -73,7 +70,7 @@ class Contents:
                 if self._documents is None:
                     settings = DocumentSettings(processes=1)
                     self._documents = Documents(settings, PictureFormat.PNG)
-                yield from self._documents.pages(_one(row), lambda id, _: id != place.id)
+                yield from self._documents.pages(iter([row]), lambda id, _: id != place.id)
             else:
                 yield row
 
@@ -83,7 +80,3 @@ def _file_of(place: Origin) -> Path | None:
     name, _, number = place.source.rpartition(":")
     path = Path(name if number.isdecimal() and Path(name).suffix.lower() in LINES | TABLES else place.source)
     return path if path.suffix.lower() in FILES | LINES | TABLES else None
-
-
-def _one(row: Row) -> Iterator[Row]:
-    yield row

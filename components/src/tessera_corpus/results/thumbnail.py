@@ -19,12 +19,6 @@ SIDE: Final = 400
 _LIMITS: Final = Limits(seconds=20.0, memory_bytes=2 << 30, threads=imaging.needs_threads())
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """An image file of ``size`` bytes lies in the descriptor that comes along."""
-
-    size: int
-
-
 class Made(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """8-bit RGB in the shared memory, ``height`` rows of ``width`` pixels."""
 
@@ -39,7 +33,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Answer = Made | Refusal
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_task = msgspec.msgpack.Decoder(Task).decode
+# A task is the size of the image file in the descriptor that comes along.
+_decode_task = msgspec.msgpack.Decoder(int).decode
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
@@ -55,7 +50,7 @@ class Thumbnails:
         """The picture upright, RGB, on white, within ``SIDE`` pixels; or why there is none."""
         descriptor = in_memory(data)
         try:
-            return self._pool.call(_encode(Task(size=len(data))), descriptor, _taken, over=source)
+            return self._pool.call(_encode(len(data)), descriptor, _taken, over=source)
         except ProcessLost as loss:
             return {"crash": "its decoder crashed", "timeout": "it takes too long to decode"}[loss.why]
         except Unavailable as error:
@@ -86,7 +81,7 @@ class Handler:
 
     def answer(self, memory: Memory, task: bytes, descriptor: int) -> bytes:
         try:
-            small = _small(os.pread(descriptor, _decode_task(task).size, 0))
+            small = _small(os.pread(descriptor, _decode_task(task), 0))
         except MemoryError:
             return _encode(Refusal(reason="decoding it takes too much memory"))
         except RequestError as error:

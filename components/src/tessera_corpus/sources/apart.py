@@ -9,9 +9,9 @@ import msgspec
 
 from tessera.errors import Unavailable, from_code
 from tessera_corpus.item import Row, Source
-from tessera_corpus.position import Position
 from tessera_corpus.sources.child import spawn
 from tessera_corpus.sources.choice import open_source
+from tessera_corpus.sources.counted import Position
 from tessera_corpus.sources.messages import Done, Failed, Message, Sources
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera_corpus.item import Row, Source
-from tessera_corpus.position import Position
+from tessera_corpus.sources.counted import Position
 
 # What sources count themselves in differs: each is so much of the whole.
 _WEIGHT: Final = 1_000_000

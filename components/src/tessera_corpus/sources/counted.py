@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera_corpus.position import Position
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a source has been read, in what it counts itself in: files or bytes. ``most`` 0 is unknown."""
+
+    read: int
+    most: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

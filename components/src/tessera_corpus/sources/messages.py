@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera_corpus.item import Row
-from tessera_corpus.position import Position
+from tessera_corpus.sources.counted import Position
 from tessera_corpus.sources.lines import Honoured
 from tessera_corpus.sources.settings import SourceSettings
 

@@ -55,8 +55,7 @@ class Values(msgspec.Struct, frozen=True, array_like=True):
 
 def named(columns: Columns, there: Sequence[str]) -> dict[str, str]:
     """Return the names of the columns that are there, by what they hold."""
-    wanted = {key: getattr(columns, key) for key in ("id", "text", "image", "page")}
-    return {key: name for key, name in wanted.items() if name in there}
+    return {key: name for key, name in msgspec.structs.asdict(columns).items() if name in there}
 
 
 def values_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Values:
@@ -105,10 +104,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Why the file cannot be read."""
 
     reason: str
-
-
-class _Setup(msgspec.Struct, frozen=True, kw_only=True):
-    columns: Columns
 
 
 Answer = Found | Refusal
@@ -185,7 +180,7 @@ class Reader:
         return Pool(
             "table reader",
             f"{__name__}:Handler",
-            msgspec.json.encode(_Setup(columns=self._columns)).decode(),
+            msgspec.json.encode(self._columns).decode(),
             _answers,
             self._limits,
             # Pages are no memory until they are written to.
@@ -251,12 +246,12 @@ def _decoded(decode: Any, data: bytes) -> Any:
 class Handler:
     """Reads tables, in its confined process. Implements ``sandbox.memory.Handler``."""
 
-    def __init__(self, setup: str) -> None:
+    def __init__(self, columns: str) -> None:
         import pyarrow
 
         # Where memory ends it says so; others reserve more than they use.
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-        self._columns = msgspec.json.decode(setup, type=_Setup).columns
+        self._columns = msgspec.json.decode(columns, type=Columns)
         self._file: _File | None = None
         # What is imported late is there before the first file: a confined process imports nothing.
         _warm(self._columns)

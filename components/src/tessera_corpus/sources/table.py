@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from tessera.errors import ConfigError
 from tessera_corpus.item import Failure, Row, file_of
 from tessera_corpus.shard import Shard
@@ -113,7 +115,7 @@ class Table(Counted):
             raise ConfigError(f"{self.path}: {lack}")
 
     def _lack(self, there: Sequence[str]) -> str | None:
-        wanted = {key: getattr(self.columns, key) for key in ("id", "text", "image", "page")}
+        wanted = msgspec.structs.asdict(self.columns)
         twice = [name for name in wanted.values() if name in there and there.count(name) > 1]
         if twice:
             return f"has {there.count(twice[0])} columns {twice[0]!r}"

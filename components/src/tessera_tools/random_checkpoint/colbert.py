@@ -36,7 +36,6 @@ class ColbertSpec(EncoderSpec):
     attended: bool = False
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         # By name: a dataclass with slots is another class than the one that super() finds.
         files = EncoderSpec.files(self, dtype, seed)
         for name in [name for name in files if name in (MODULES_FILE, PROMPTS_FILE) or "/" in name]:
@@ -46,7 +45,6 @@ class ColbertSpec(EncoderSpec):
         return files | self._pylate(files)
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order."""
         if self.form == "stanford":
             yield from EncoderSpec.tensors(self, directory)
             yield self._projection()

@@ -67,7 +67,6 @@ class DistilBertSpec:
         return ("embeddings.token_type", *pooler, *bias)
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         files = self.bert.files(dtype, seed)
         config = {
             _KEYS.get(key, key): value for key, value in files[CONFIG_FILE].items() if key not in _WITHOUT
@@ -77,7 +76,6 @@ class DistilBertSpec:
         return files | {CONFIG_FILE: config}
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order."""
         for tensor in replace(self.bert, prefix="").tensors(directory):
             name = tensor.name
             if any(name.startswith(part) for part in self._without):

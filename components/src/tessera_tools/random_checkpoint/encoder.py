@@ -60,7 +60,6 @@ class EncoderSpec:
     shards: int = 1
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name; an embedder declares its pooling and prompts."""
         prompts = _PROMPTS if self.prompted else {}
         pieces = unigram(self.vocab_size) if self.roberta else word_piece(self.vocab_size)
         return {
@@ -71,7 +70,6 @@ class EncoderSpec:
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order."""
         return random_tensors(self._shapes(), self._distribution)
 
     def _distribution(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:

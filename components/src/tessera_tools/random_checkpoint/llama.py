@@ -68,7 +68,6 @@ class LlamaSpec(DecoderSpec):
         return self.base_vocab + self.control_tokens + len(self.marks)
 
     def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
-        """The JSON files by name."""
         widths = {"matryoshka_dimensions": list(self.dimensions)} if self.dimensions else {}
         return {
             CONFIG_FILE: {**backbone_json(self), "torch_dtype": dtype, **widths},
@@ -78,7 +77,6 @@ class LlamaSpec(DecoderSpec):
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order; the JSON files are in ``directory`` already."""
         text = read_config(Section.read(directory / CONFIG_FILE), Options(), self.kind)
         stored = {"head.weight": "score.weight", "": self.text_prefix}
         return random_tensors(text.shapes(), distribution, stored)

@@ -77,12 +77,10 @@ class CheckpointSpec(LlamaSpec):
         return (self.image_size // self.patch_size // self.downsample_factor) ** 2
 
     def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
-        """The JSON files by name."""
         own = {CONFIG_FILE: config_json(self, dtype), PROCESSOR_FILE: processor_json(self)}
         return LlamaSpec.files(self, dtype, seed) | own
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order; the JSON files are in ``directory`` already."""
         stored = {
             "vision.": self.vision_prefix,
             "projector.": self.projector_prefix,

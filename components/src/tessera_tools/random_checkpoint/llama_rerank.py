@@ -22,7 +22,6 @@ class RerankSpec(LlamaSpec):
     temperature: float = 1.0
 
     def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
-        """The JSON files by name."""
         files = LlamaSpec.files(self, dtype, seed)
         del files[SENTENCE_TRANSFORMERS_FILE]
         files[CONFIG_FILE] |= {

@@ -72,7 +72,6 @@ class Nemotron3Spec(DecoderSpec):
         return self.base_vocab + len(_CONTROL)
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         declared = declared_json("mean_tokens", self.hidden, prompts=self.prompts) if self.declares else {}
         return {**self._files(dtype, seed), **declared}
 
@@ -97,7 +96,6 @@ class Nemotron3Spec(DecoderSpec):
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order; the JSON files are in ``directory`` already."""
         text = read_text(with_defaults(Section.read(directory / CONFIG_FILE)), pooling="mean")
         return random_tensors(text.shapes(), distribution, {"": self.text_prefix})
 

@@ -66,7 +66,6 @@ class Qwen3Spec(DecoderSpec):
     }
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         declared = declared_json("lasttoken", self.hidden, prompts=self.prompts)
         return {**self._files(dtype, seed), **declared}
 
@@ -94,7 +93,6 @@ class Qwen3Spec(DecoderSpec):
         }
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order."""
         config = read_config(Section.read(directory / CONFIG_FILE))
         return _tensors(config.shapes("text."), self._stored())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -86,18 +86,24 @@ class TowersSpec:
 
     model_type: ClassVar[str]
     architecture: ClassVar[str]
-
-    def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
-        raise NotImplementedError
+    longest: ClassVar[int]
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        """The tensors in the files' order."""
         return random_tensors(self.shapes(), _distribution)
 
     def shapes(self) -> Shapes:
         """Every stored tensor."""
         raise NotImplementedError
+
+    def text_shapes(self) -> Shapes:
+        """Those of the text tower, but for what is behind its norm."""
+        hidden = self.text.hidden
+        return {
+            "text_model.embeddings.token_embedding.weight": (self.vocab_size, hidden),
+            "text_model.embeddings.position_embedding.weight": (self.longest, hidden),
+            **self.text.shapes("text_model"),
+            **norm_shapes("text_model.final_layer_norm", hidden),
+        }
 
     def named(self, dtype: str) -> dict[str, Any]:
         """What ``config.json`` says of the model as a whole."""
@@ -120,10 +126,10 @@ class ClipSpec(TowersSpec):
 
     model_type: ClassVar[str] = "clip"
     architecture: ClassVar[str] = "CLIPModel"
+    longest: ClassVar[int] = 77
     marks: ClassVar[tuple[str, ...]] = ("<|startoftext|>", "<|endoftext|>")
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         first, last = self.marks
         first_id = self.vocab_size - 2
         return {
@@ -134,7 +140,7 @@ class ClipSpec(TowersSpec):
                 "text_config": {
                     "model_type": "clip_text_model",
                     "vocab_size": self.vocab_size,
-                    "max_position_embeddings": 77,
+                    "max_position_embeddings": self.longest,
                     "bos_token_id": first_id,
                     "eos_token_id": first_id + 1 if self.end is None else self.end,
                     "pad_token_id": 1,
@@ -156,7 +162,7 @@ class ClipSpec(TowersSpec):
                 "eos_token": last,
                 "pad_token": last,
                 "unk_token": last,
-                "model_max_length": 77,
+                "model_max_length": self.longest,
             },
             PROCESSOR_FILE: _processor(
                 "CLIPImageProcessor",
@@ -195,10 +201,7 @@ class ClipSpec(TowersSpec):
         patches = (self.image_size // self.patch_size) ** 2
         return {
             "logit_scale": (),
-            "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
-            "text_model.embeddings.position_embedding.weight": (77, text),
-            **self.text.shapes("text_model"),
-            **norm_shapes("text_model.final_layer_norm", text),
+            **self.text_shapes(),
             "vision_model.embeddings.class_embedding": (vision,),
             "vision_model.embeddings.patch_embedding.weight": (vision, 3, self.patch_size, self.patch_size),
             "vision_model.embeddings.position_embedding.weight": (patches + 1, vision),
@@ -276,10 +279,10 @@ class SiglipSpec(TowersSpec):
 
     model_type: ClassVar[str] = "siglip"
     architecture: ClassVar[str] = "SiglipModel"
+    longest: ClassVar[int] = 64
     marks: ClassVar[tuple[str, ...]] = ("<pad>", "<eos>", "<bos>", "<unk>")
 
     def files(self, dtype: str, seed: int) -> dict[str, Any]:
-        """The JSON files by name."""
         pad, end = self.marks[:2] if self.bytes_vocabulary else (ROBERTA[1], ROBERTA[2])
         return {
             CONFIG_FILE: {
@@ -287,7 +290,7 @@ class SiglipSpec(TowersSpec):
                 "text_config": {
                     "model_type": f"{self.model_type}_text_model",
                     "vocab_size": self.vocab_size,
-                    "max_position_embeddings": 64,
+                    "max_position_embeddings": self.longest,
                     "projection_size": self.width,
                     **self.text.config(self.activation, 1e-6),
                 },
@@ -303,7 +306,7 @@ class SiglipSpec(TowersSpec):
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": end,
                 "pad_token": pad,
-                "model_max_length": 64,
+                "model_max_length": self.longest,
             },
             PROCESSOR_FILE: self.processor(),
         }
@@ -332,10 +335,7 @@ class SiglipSpec(TowersSpec):
         return {
             "logit_scale": (1,),
             "logit_bias": (1,),
-            "text_model.embeddings.token_embedding.weight": (self.vocab_size, text),
-            "text_model.embeddings.position_embedding.weight": (64, text),
-            **self.text.shapes("text_model"),
-            **norm_shapes("text_model.final_layer_norm", text),
+            **self.text_shapes(),
             **product_shapes("text_model.head", text, self.width),
             "vision_model.embeddings.patch_embedding.weight": self.patch_shape(),
             "vision_model.embeddings.patch_embedding.bias": (vision,),
@@ -351,11 +351,14 @@ class SiglipSpec(TowersSpec):
 
 
 SIGLIP_TINY: Final = SiglipSpec()
+_SIGLIP: Final[Mapping[str, Any]] = {
+    "text": _SO400M,
+    "vision": _SO400M,
+    "width": 1152,
+    "vocab_size": 256_000,
+}
 SIGLIP_FULL: Final = SiglipSpec(
-    text=_SO400M,
-    vision=_SO400M,
-    width=1152,
-    vocab_size=256_000,
+    **_SIGLIP,
     image_size=384,
     patch_size=14,
     resample=2,
@@ -387,12 +390,5 @@ class Siglip2Spec(SiglipSpec):
 
 
 SIGLIP2_TINY: Final = Siglip2Spec()
-SIGLIP2_FULL: Final = Siglip2Spec(
-    text=_SO400M,
-    vision=_SO400M,
-    width=1152,
-    vocab_size=256_000,
-    image_size=256,
-    most_patches=256,
-)
+SIGLIP2_FULL: Final = Siglip2Spec(**_SIGLIP, image_size=256, most_patches=256)
 SIGLIP2_SIZES: Final = Sizes(tiny=SIGLIP2_TINY, full=SIGLIP2_FULL)
