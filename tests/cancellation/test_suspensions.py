@@ -100,16 +100,17 @@ async def test_nothing_is_left_behind(
             calls: dict[str, Callable[[], Call]] = {
                 "image": lambda: Post(at, "/v1/embeddings", image),
                 "one image twice": lambda: Post(at, "/v1/embeddings", same_image),
+                "text": lambda: Post(at, "/v1/embeddings", text),
+                "texts in chunks": lambda: Post(at, "/v1/embeddings", texts, chunked=True),
+                "images of a host": lambda: Post(at, "/v1/embeddings", lambda: remote(host)),
+                "KServe": lambda: Post(at, f"/v2/models/{MODEL}/infer", infer),
+                "gRPC": lambda: Infer(at),
+                "stream by gRPC": lambda: Infer(at, calls=3, stream=True),
             }
-            if roles == ("agg",):
-                calls |= {
-                    "text": lambda: Post(at, "/v1/embeddings", text),
-                    "texts in chunks": lambda: Post(at, "/v1/embeddings", texts, chunked=True),
-                    "images of a host": lambda: Post(at, "/v1/embeddings", lambda: remote(host)),
-                    "KServe": lambda: Post(at, f"/v2/models/{MODEL}/infer", infer),
-                    "gRPC": lambda: Infer(at),
-                    "stream by gRPC": lambda: Infer(at, calls=3, stream=True),
-                }
+            # One is enough for how rows travel: of these two calls with NIXL, 450 were ended.
+            if roles != ("agg",):
+                name = "image" if transport == "nixl" else "one image twice"
+                calls = {name: calls[name]}
             steps = await end_all(calls)
     reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker", "SingleFlight.run"}
     if roles == ("agg",):

@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.xdist_group("shared-service"),
 ]
 
-GRPC_MESSAGES = 20_000
-HTTP_MESSAGES = 3_000
+GRPC_MESSAGES = 6_000
+HTTP_MESSAGES = 1_000
 AT_ONCE = 16
 METHOD = "/inference.GRPCInferenceService/"
 NAMES = (
@@ -226,7 +226,7 @@ async def test_no_message_by_grpc_makes_it_fail(door: Door) -> None:
 
         await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
         # The generator is worth something: some are good, most are not.
-        assert counts[grpc.StatusCode.OK] > GRPC_MESSAGES / 100, counts
+        assert counts[grpc.StatusCode.OK] > GRPC_MESSAGES / 200, counts
         assert counts[grpc.StatusCode.INVALID_ARGUMENT] > GRPC_MESSAGES / 2, counts
         for method in ("ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex", "ServerReady"):
             other = channel.unary_unary(METHOD + method)

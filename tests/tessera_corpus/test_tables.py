@@ -20,7 +20,7 @@ from tessera_corpus.sources.settings import SourceSettings
 from tests.imaging.test_kinds import several
 from tests.tessera_corpus.output.made import write_lance
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("forks")]
 
 
 def opened(*paths: Path | str, **settings: Any) -> Source:

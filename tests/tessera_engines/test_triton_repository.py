@@ -21,33 +21,12 @@ from tessera_engines.cli import main
 from tessera_engines.compiled.spec import Profile, axis_ranges
 from tessera_engines.triton_export.repository import TritonRepository
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, CheckpointSpec
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
 from tests.families.grid import Grid
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 from tests.tessera_engines.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 
-pytestmark = pytest.mark.compiles
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaNemotronVL:
-    path = tmp_path_factory.mktemp("models") / "small"
-    write_checkpoint(path, CheckpointSpec(image_size=64, base_vocab=600), seed=0, dtype="float32")
-    return LlamaNemotronVL(path)
-
-
-@pytest.fixture(scope="module")
-def directory(model: LlamaNemotronVL, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both forms, written by the command."""
-    out = tmp_path_factory.mktemp("triton")
-    for form in ("split", "fused"):
-        main(
-            [
-                *("export", "--model-path", str(model.path), "--triton", form, "--out", str(out / form)),
-                *("--max-sequences", "8", "--max-tokens", "256", "--max-tiles", "4"),
-            ]
-        )
-    return out
+pytestmark = [pytest.mark.compiles, pytest.mark.xdist_group("onnx")]
 
 
 @pytest.fixture

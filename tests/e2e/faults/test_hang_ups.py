@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
-COUNT, SECONDS = 800, 60.0
+COUNT, SECONDS = 400, 60.0
 WAIT = 30.0
 
 

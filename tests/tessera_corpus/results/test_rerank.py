@@ -13,7 +13,12 @@ from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.several import several
 from tests.tessera_corpus.results.test_command import Command
 
-pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.several,
+    pytest.mark.xdist_group("several"),
+    pytest.mark.usefixtures("forks"),
+]
 
 
 def test_results_come_in_the_order_of_the_reranker(

@@ -1,4 +1,4 @@
-"""The stages of the small checkpoint, and a text stage of two others, built by the command."""
+"""The stages of the small checkpoint, and a text stage of token vectors, built by the command."""
 
 from __future__ import annotations
 
@@ -17,22 +17,12 @@ from tessera_engines.cli import main
 from tessera_engines.kinds import ENGINE_CONFIGS
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
-from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tests.tessera_engines.aoti.exported import leave_uncompiled
 
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti.yaml"
 COMPILED = ("vision", "text", "lm")
 # Of the modules that those have. Each took 11 s of processor time to compile.
 PARTS = ("post", "fused", "embed")
-# What their text stages give instead of a vector, and what the command is told of them besides.
-OTHERS = {
-    "score": (replace(RERANK, hidden=64, heads=2, kv_heads=1, head_dim=32), ()),
-    "token vectors": (
-        replace(COLEMBED_TINY, image_size=64, base_vocab=600),
-        ("--layout", "packed", "--decomposable"),
-    ),
-}
-
 # In one process, since each spends 10 CPU seconds before its first stage. Without the garbage collector,
 # which took 1 of 8 CPU seconds of a stage; it would have found 20 MB.
 _BUILD = """
@@ -47,17 +37,16 @@ for compiler, *words in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="session")
-def other_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a checkpoint for each of ``OTHERS``."""
-    out = tmp_path_factory.mktemp("models")
-    for name, (spec, _) in OTHERS.items():
-        write_checkpoint(out / name, spec)
-    return out
+def colembed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose text stage gives a vector of each token."""
+    path = tmp_path_factory.mktemp("models") / "colembed"
+    write_checkpoint(path, replace(COLEMBED_TINY, image_size=64, base_vocab=600))
+    return path
 
 
 @pytest.fixture(scope="session")
-def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an engine directory for each of ``COMPILED``, and for each of ``OTHERS``."""
+def engines(checkpoint: Path, colembed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an engine directory for each of ``COMPILED``, and ``token vectors``."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ (Debian package g++)")
     out = tmp_path_factory.mktemp("engines")
@@ -65,8 +54,8 @@ def engines(checkpoint: Path, other_models: Path, tmp_path_factory: pytest.TempP
     static = tmp_path_factory.mktemp("compiler") / "g++"
     static.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
     static.chmod(0o755)
-    wanted = [(name, checkpoint, name, ()) for name in COMPILED]
-    wanted += [(name, other_models / name, "text", words) for name, (_, words) in OTHERS.items()]
+    wanted: list[tuple[str, Path, str, tuple[str, ...]]] = [(name, checkpoint, name, ()) for name in COMPILED]
+    wanted.append(("token vectors", colembed, "text", ("--layout", "packed", "--decomposable")))
     config = ("--config", str(CONFIG))
     commands = [
         (compiler, "--model-path", str(model), *config, "--stage", stage, *words, "--out", str(out / name))
