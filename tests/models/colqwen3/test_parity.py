@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, Role, Truncate
-from tessera.models.colqwen3.model import ColQwen3, Options, read_config
-from tessera.models.qwen3_vl_embedding.tensors import expected
-from tessera_tools.random_checkpoint.qwen3 import COL_FULL, COL_TINY, ColQwen3Spec
+from tessera.models.colqwen3.model import ColQwen3, Options
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, ColQwen3Spec
+from tests.models.changing import changed, edit
 from tests.models.colqwen3.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.parity import BARS, Parity, Record
@@ -107,23 +104,12 @@ def test_queries_by_the_options(written: WriteCheckpoint) -> None:
 
 
 def test_a_projection_that_does_not_fit_is_refused(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = tmp_path / "changed"
-    shutil.copytree(written(COL_TINY, dtype="bfloat16"), path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"embed_dim": 128}))
+    path = changed(written(COL_TINY, dtype="bfloat16"), tmp_path / "changed", embed_dim=128)
     with pytest.raises(CheckpointError, match=r"embedding_proj_layer.* must have shape \[128"):
         open_model(path).load_text(dtype="float32", device="cpu")
-    (path / "config.json").write_text(json.dumps(config))
+    edit(path / "config.json", embed_dim=COL_TINY.width)
     weights = load_file(path / "model.safetensors")
     del weights["embedding_proj_layer.weight"]
     save_file(weights, path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"text\.head\.weight.* is missing"):
         open_model(path).load_text(dtype="float32", device="cpu")
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    for name, content in replace(COL_FULL, base_vocab=2000).files("bfloat16", 0).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    body = read_config(tmp_path)
-    # The body of Qwen3-VL-4B, and the projection with its bias.
-    assert sum(map(math.prod, expected(body).values())) == 4_437_815_808 + 2560 * 320 + 320

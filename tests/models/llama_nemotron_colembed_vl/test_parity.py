@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +11,9 @@ import torch
 
 from tessera.models import family_of, open_model
 from tessera.models.base import Output, OutputKind
-from tessera.models.llama_nemotron_vl.config import read_config
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronColEmbedVL
-from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tests.models.changing import changed, edit
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl.cases import CASES
 from tests.models.parity import BARS, Parity, Record
@@ -83,20 +80,8 @@ def test_a_mistake_fails_both_bars(
 
 
 def test_the_class_of_the_embedding_model(path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
-    config = json.loads((copy / "config.json").read_text())
-    assert family_of(copy).name == "llama_nemotron_colembed_vl"
-    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaNemotronVLModel"]}))
+    assert family_of(path).name == "llama_nemotron_colembed_vl"
+    copy = changed(path, tmp_path / "copy", architectures=["LlamaNemotronVLModel"])
     assert open_model(copy).family == "llama_nemotron_colembed_vl"
-    config["pooling"] = "avg"
-    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaNemotronVLModel"]}))
+    edit(copy / "config.json", pooling="avg")
     assert open_model(copy).family == "llama_nemotron_vl"
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = replace(COLEMBED_FULL, base_vocab=2000, control_tokens=126_256)
-    for name, content in spec.files("bfloat16", 0).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    config = read_config(tmp_path, OutputKind.TOKENS)
-    assert sum(map(math.prod, all_shapes(config).values())) == 4_405_458_432

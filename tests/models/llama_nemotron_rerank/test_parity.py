@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import (
     Content,
@@ -27,8 +24,9 @@ from tessera.models.base import (
     Prompt,
     Truncate,
 )
-from tessera.models.llama_nemotron_embed.model import LlamaNemotronRerank, Options, read_config
-from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
+from tessera.models.llama_nemotron_embed.model import LlamaNemotronRerank, Options
+from tessera_tools.random_checkpoint.llama_rerank import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
 from tests.models.pairing import logits, prompt, prompts
@@ -129,8 +127,7 @@ def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint, query: str
 
 def test_another_tokenizer_reads_the_whole_text(written: WriteCheckpoint, tmp_path: Path) -> None:
     """One that may join a word with the mark behind it gets both in one text."""
-    path = tmp_path / "joined"
-    shutil.copytree(written(TINY), path)
+    path = changed(written(TINY), tmp_path / "joined")
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     tokenizer["pre_tokenizer"] = {
         "type": "ByteLevel",
@@ -207,37 +204,7 @@ def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: A
     assert caught.value.param == "query"
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"id2label": {"0": "a", "1": "b"}}, "one label"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"pooling": "colbert"}, "pooling"),
-        (
-            {"architectures": ["LlamaForCausalLM"]},
-            "'llama_bidirec' is served with .*not .'LlamaForCausalLM'.",
-        ),
-    ],
-)
-def test_configurations_that_are_not_served(
-    written: WriteCheckpoint, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    path = tmp_path / "changed"
-    shutil.copytree(written(TINY), path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(CheckpointError, match=words):
-        open_model(path)
-
-
 def test_what_it_is(written: WriteCheckpoint) -> None:
     model = open_model(written(TINY))
     assert isinstance(model, PairModel) and model.family == "llama_nemotron_rerank"
     assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False, pooling="mean")
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = replace(FULL, base_vocab=2000, control_tokens=126_256)
-    (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
-    text = read_config(Section.read(tmp_path / "config.json"), Options(), OutputKind.SCORE)
-    assert sum(map(math.prod, text.shapes().values())) == 1_235_816_448

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,8 @@ import torch
 from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Pairs, Prompt, Truncate
-from tessera.models.llama_nemotron_vl.config import read_config
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
-from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
 from tests.models.running import Pair, batch_of, preprocessed, prompt, vectors
@@ -147,13 +144,3 @@ def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
     assert cut.tokens.tolist() == whole.tokens[: len(cut.tokens)].tolist()
     refused = pair(len(bare.tokens) - 2, image, words)
     assert isinstance(refused, InvalidInput) and "images are not truncated" in refused.message
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = replace(RERANK_FULL, base_vocab=2000, control_tokens=126_256)
-    for name, content in spec.files("bfloat16", 0).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    config = read_config(tmp_path, OutputKind.SCORE)
-    assert config.text.vocab_size == 128_267
-    # That of the embedding model, a token more, and the head.
-    assert sum(map(math.prod, all_shapes(config).values())) == 1_678_252_480 + 2048 + 2048
