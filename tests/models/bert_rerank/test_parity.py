@@ -12,16 +12,16 @@ import pytest
 from torch import nn
 
 from tessera.errors import ConfigError, InvalidInput
-from tessera.models.base import Content, PairLimits, Pairs, Prompt, Truncate
+from tessera.models.base import Prompt, Truncate
 from tessera_tools.random_checkpoint.distilbert import RERANK_TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import WORDS
-from tests.models.bert_rerank.cases import CASES
 from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_rerank.cases import CASES
 from tests.models.pairing import expected, logits, opened, prompts, tokens
-from tests.models.running import Pair, with_ids
+from tests.models.running import Pair
 from tests.references.encoder import CrossReference
 
 pytestmark = pytest.mark.parity
@@ -150,26 +150,6 @@ def test_the_longer_side_is_cut_as_the_tokenizer_cuts_it(written: WriteCheckpoin
                     assert prompt.tokens.tolist() == reference.pair_tokens(query, document)
                     whole = tokens(model, query, document)
                     assert prompt.truncated == (len(whole) > limit)
-
-
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (((5, 6),), {}, "has token ids"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (("\ud800",), {}, "lone surrogate"),
-    ],
-)
-def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
-    model = opened(written(RERANK_TINY))
-    wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
-    limits = PairLimits(tokens=100)
-    first, second = model.pairs(
-        Pairs(query=right, documents=[wrong, right], limits=limits, param="query", params=["x", "y"])
-    )
-    assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
-    assert first.param == "x" and words in first.message
 
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"

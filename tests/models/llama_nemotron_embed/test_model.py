@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options
@@ -58,25 +57,6 @@ def test_truncation_keeps_the_beginning(model: LlamaNemotronEmbed) -> None:
         assert end.truncated and start.truncated
         assert end.tokens.tolist() == whole[:limit]
         assert start.tokens.tolist() == whole[:fixed] + whole[len(whole) - (limit - fixed) :]
-
-
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (("", ""), {"role": Role.QUERY}, "is empty: it has no text"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "llama_nemotron_embed reads text alone"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (((5, 6),), {"instruction": "Find"}, "has an instruction"),
-        (((5, 6), "a"), {}, "combines token ids"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-        (("a" * 50_000,), {}, "over the limit of 8192"),
-    ],
-)
-def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
 
 
 def test_pooling_that_no_file_names(path: Path, tmp_path: Path) -> None:

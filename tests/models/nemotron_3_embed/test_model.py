@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
 from tessera.models.marks import marks_of
@@ -119,22 +118,6 @@ def test_a_post_processor_that_is_none(path: Path, tmp_path: Path, processor: An
     copy = changed(path, tmp_path / "changed", "tokenizer.json", post_processor=processor)
     with pytest.raises(CheckpointError, match=words):
         open_model(copy)
-
-
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "nemotron_3_embed reads text alone"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-        (("river " * 40_000,), {}, "over the limit of 8192"),
-    ],
-)
-def test_what_is_refused(model: Nemotron3Embed, parts: Any, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
 
 
 def test_a_checkpoint_that_declares_no_pooling_may_be_a_language_model(written: WriteCheckpoint) -> None:

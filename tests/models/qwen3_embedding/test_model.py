@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tessera.errors import ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
@@ -91,25 +90,6 @@ def test_truncation_keeps_the_task_and_the_end(model: Qwen3Embedding) -> None:
             assert cut.tokens[head:-1].tolist() == kept.tolist()
     with pytest.raises(InvalidInput, match="cannot be truncated"):
         prompt_of(model, text, role=Role.QUERY, limit=head + 1, truncate=Truncate.END)
-
-
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty"),
-        (("",), {}, "is empty"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "reads text alone"),
-        (("a",), {"role": Role.PASSAGE, "instruction": "Find"}, "document with an instruction"),
-        (((5, 6), "a"), {}, "combines token ids"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-    ],
-)
-def test_what_is_refused(
-    model: Qwen3Embedding, parts: tuple[Any, ...], more: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
 
 
 def test_images_are_refused_by_name(model: Qwen3Embedding) -> None:

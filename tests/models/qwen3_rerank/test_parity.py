@@ -18,6 +18,7 @@ from tests.models.bert.cases import WORDS
 from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import expected, logits, opened, prompts
+from tests.models.parity import attention_both_ways
 from tests.models.qwen3_rerank.cases import CASES
 from tests.references.qwen3 import Qwen3RerankReference
 
@@ -81,10 +82,6 @@ def another_instruction(reference: Qwen3RerankReference) -> None:
 def document_first(reference: Qwen3RerankReference) -> None:
     whole = reference.tokens
     reference.tokens = lambda query, document, said: whole(document, query, said)  # type: ignore[method-assign]
-
-
-def attention_both_ways(reference: Qwen3RerankReference) -> None:
-    reference.causal = False
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a family does not do is refused by the key of the file that asks for it."""
+"""What a family does not do is refused: by the key of a file that asks for it, or by the input's name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any, Final
 
 import pytest
 
-from tessera.errors import CheckpointError
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.image_plan import ImagePlan
 from tessera.models import open_model
+from tessera.models.base import Role
 from tessera_tools.random_checkpoint import colbert, encoder, llama, llama_rerank, ministral3, qwen3, towers
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
+from tests.models.running import prompt_of
 
 PICTURES: Final = "preprocessor_config.json"
 PROCESSOR: Final = "processor_config.json"
@@ -198,9 +201,11 @@ REFUSED: Final[dict[str, list[tuple[str, dict[str, Any]] | tuple[str, dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("family", "case"), [(family, case) for family, cases in REFUSED.items() for case in cases]
+    ("family", "case"),
+    [(family, case) for family, cases in REFUSED.items() for case in cases],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_what_is_refused(family: str, case: Any, written: WriteCheckpoint, tmp_path: Path) -> None:
+def test_files_that_are_refused(family: str, case: Any, written: WriteCheckpoint, tmp_path: Path) -> None:
     words, changes, *file = case
     path = changed(written(SPECS[family]), tmp_path / "changed", *file, **changes)
     with pytest.raises(CheckpointError, match=words) as raised:
@@ -208,3 +213,24 @@ def test_what_is_refused(family: str, case: Any, written: WriteCheckpoint, tmp_p
         assert model.output.activation
         model.load_text(dtype="float32", device="cpu")
     assert str(path) in raised.value.message
+
+
+@pytest.mark.parametrize("family", ["bert", "llama_nemotron_embed", "nemotron_3_embed", "qwen3_embedding"])
+@pytest.mark.parametrize(
+    ("parts", "more", "words"),
+    [
+        ((), {}, "is empty: it has no text"),
+        (("", ""), {"role": Role.QUERY}, "is empty: it has no text"),
+        (("a", ImagePlan(units=4, rows=1)), {}, "{family} reads text alone"),
+        (("a",), {"role": Role.PASSAGE, "instruction": "Find"}, "an instruction"),
+        (((5, 6), "a"), {}, "combines token ids"),
+        (((5, 4000),), {}, "outside the vocabulary"),
+        (("river " * 40_000,), {}, "over the limit of 8192"),
+    ],
+)
+def test_inputs_that_are_refused(
+    family: str, parts: Any, more: dict[str, Any], words: str, written: WriteCheckpoint
+) -> None:
+    with pytest.raises(InvalidInput, match=words.format(family=family)) as caught:
+        prompt_of(open_model(written(SPECS[family])), *parts, **more)
+    assert caught.value.param == "input[3]"
