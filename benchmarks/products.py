@@ -15,7 +15,7 @@ from tessera.models.qwen3_vl_embedding.body import Qwen3VLBody
 from tessera.models.tower import TowerModel
 from tessera.models.two_towers.model import TwoTowers
 from tessera.nn.forms.choice import form_for
-from tessera.nn.spec import LayerSpec
+from tessera.nn.spec import CHANNELS, LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def vision_tower(model: Model) -> Tower:
         layer, join = config.layer, config.merge**2
         wide = layer.hidden * join
         # A still image's frames are equal, so their weights are added up before.
-        patch = (config.channels * config.patch_size**2, layer.hidden, 1)
+        patch = (CHANNELS * config.patch_size**2, layer.hidden, 1)
         merger = ((wide, wide, join), (wide, config.out_hidden, join))
         return Tower.of(
             layer,
@@ -125,7 +125,7 @@ def vision_tower(model: Model) -> Tower:
     if isinstance(model, Nemotron35Embed):
         pixtral = model.config.vision
         hidden, join, width = pixtral.layer.hidden, pixtral.merge**2, pixtral.width
-        patch = (pixtral.channels * pixtral.patch_size**2, hidden, 1)
+        patch = (CHANNELS * pixtral.patch_size**2, hidden, 1)
         projector = ((hidden * join, hidden, join), (hidden, width, join), (width, width, join))
         return Tower.of(pixtral.layer, pixtral.layers, others=(patch, *projector))
     if isinstance(model, TwoTowers):

@@ -87,7 +87,7 @@ FIRST = (
     "test_request_path.py",
     "benchmarks/test_all.py",
     "e2e/faults/test_hosts.py",
-    "models/llama_nemotron_embed/test_parity.py",
+    "parity of llama_nemotron_embed",
     "models/llama_nemotron_vl/test_parity.py",
 )
 

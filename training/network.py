@@ -18,6 +18,7 @@ from tessera.nn.forms.plain import Form, Residual, Rows
 from tessera.nn.layer import SOURCES, LayerNorm, Linear, RmsNorm, use
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Packed, grouped
+from tessera.nn.spec import CHANNELS
 from tessera.nn.text import TextTower
 
 _STORED_PREFIXES = (
@@ -104,7 +105,7 @@ class Network(nn.Module):
         """A parameter's rows under the names of what it is made of."""
         if names[0].endswith("patch_embedding.weight"):
             vision = self._config.vision
-            value = value.view(-1, vision.channels, vision.patch_size, vision.patch_size)
+            value = value.view(-1, CHANNELS, vision.patch_size, vision.patch_size)
         shapes = expected(self._config)
         parts = torch.split(value, [shapes[name][0] for name in names])
         return {_stored(name): part for name, part in zip(names, parts, strict=True)}

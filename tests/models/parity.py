@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from tessera.engine.batch import TextBatch
 from tessera.models.base import Model
 from tests.models.running import Given, batch_of, cosines, vectors
 
@@ -72,12 +71,6 @@ class Parity:
         line = f"{name.replace('_', ' '):52}1 - worst cosine {1 - worst:.2e} in {tried} of {len(self.cases)}"
         record(f"parity of {self.title} with references that make one mistake", line)
         assert worst < self.bars[bar], line
-
-
-def check_tokens(batch: TextBatch, cases: Sequence[Given], tokens: Callable[[str, Given], list[int]]) -> None:
-    """Check the tokens of a batch against those of a reference, which takes the joined texts of an input."""
-    for each, start, stop in zip(cases, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-        assert batch.input_ids[start:stop].tolist() == tokens("".join(map(str, each.parts)), each)
 
 
 # Mistakes of references around a text backbone of transformers.

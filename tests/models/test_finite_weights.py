@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from tessera_tools.random_checkpoint import llama_nemotron_vl, qwen3, towers
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.checkpoint.modelopt import quantise
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 
 
@@ -57,7 +57,7 @@ SPECS: Final[dict[str, Spec]] = {
 def test_each_tensor(
     family: str, written: WriteCheckpoint, tmp_path: Path, reads: list[StoredTensor]
 ) -> None:
-    path = Path(shutil.copytree(written(SPECS[family]), tmp_path / "model"))
+    path = changed(written(SPECS[family]), tmp_path / "model")
     load(path)
     wrong = (np.nan, np.inf, -np.inf)
     # Of larger checkpoints some.
@@ -73,7 +73,7 @@ def test_each_tensor(
 
 
 def test_a_number_that_the_type_cannot_hold(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(written(TINY), tmp_path / "model"))
+    path = changed(written(TINY), tmp_path / "model")
     weights = load_file(path / "model.safetensors")
     name = next(name for name in weights if name.endswith("1.attention.self.key.weight"))
     weights[name][0, 0] = -1e5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from tessera.errors import CheckpointError
 from tessera.models import open_model
 from tessera_tools.random_checkpoint.llama import LlamaSpec
 from tessera_tools.random_checkpoint.qwen3 import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import Given, batch_of, vectors
 
@@ -43,14 +43,14 @@ def test_an_index_may_list_a_head_that_no_file_has(
     shard: str, written: WriteCheckpoint, tmp_path: Path
 ) -> None:
     source = written(SHARDED)
-    path = Path(shutil.copytree(source, tmp_path / "copy"))
+    path = changed(source, tmp_path / "copy")
     change(path / INDEX, lambda index: index["weight_map"].update({"lm_head.weight": shard}))
     assert np.array_equal(embedded(path), embedded(source))
     assert open_model(path).fingerprint == open_model(source).fingerprint
 
 
 def test_a_shard_that_is_needed_may_not_be_missing(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(written(SHARDED), tmp_path / "copy"))
+    path = changed(written(SHARDED), tmp_path / "copy")
     (path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(
         CheckpointError, match=r"00002\.safetensors, which is not there: 1 of 2 files are missing"
@@ -59,20 +59,20 @@ def test_a_shard_that_is_needed_may_not_be_missing(written: WriteCheckpoint, tmp
 
 
 def test_architectures_may_be_null(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(written(TINY), tmp_path / "copy"))
+    path = changed(written(TINY), tmp_path / "copy")
     change(path / "config.json", lambda config: config.update(architectures=None))
     assert np.array_equal(embedded(path), embedded(written(TINY)))
 
 
 def test_weights_may_be_float64(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(written(TINY), tmp_path / "copy"))
+    path = changed(written(TINY), tmp_path / "copy")
     weights = load_file(path / "model.safetensors")
     save_file({name: value.to(torch.float64) for name, value in weights.items()}, path / "model.safetensors")
     assert np.array_equal(embedded(path), embedded(written(TINY)))
 
 
 def test_rope_may_stand_in_the_old_and_in_the_new_form(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(written(LLAMA), tmp_path / "copy"))
+    path = changed(written(LLAMA), tmp_path / "copy")
     scaling = json.loads((path / "config.json").read_text())["rope_scaling"]
     new = {**scaling, "rope_theta": LLAMA.rope_theta}
     change(path / "config.json", lambda config: config.update(rope_parameters=new))

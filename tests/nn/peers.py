@@ -25,7 +25,6 @@ _MODULES = {
     "Qwen2MLP": "transformers.models.qwen2.modeling_qwen2",
     "Qwen2RMSNorm": "transformers.models.qwen2.modeling_qwen2",
     "Qwen2RotaryEmbedding": "transformers.models.qwen2.modeling_qwen2",
-    "Qwen2_5_VLPatchMerger": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "Qwen2_5_VLRotaryEmbedding": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "Qwen2_5_VLTextConfig": "transformers.models.qwen2_5_vl.configuration_qwen2_5_vl",
     "Qwen3Attention": "transformers.models.qwen3.modeling_qwen3",

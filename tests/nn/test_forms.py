@@ -56,7 +56,7 @@ class OnCpu(Exported):
 def tower(kind: Any, final: bool) -> tuple[PatchEmbedding, Stack, Any]:
     biased: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
     layer = spec(norm=kind, gated=False, activation="gelu", kv_heads=4, **biased)
-    start = PatchEmbedding(channels=3, area=16, hidden=48, bias=True, patch=4)
+    start = PatchEmbedding(48, 4, bias=True)
     stack = Stack(layer, LAYERS)
     last = norm(kind, 48, eps=1e-6) if final else None
     for number, module in enumerate((start, stack, last)):

@@ -32,7 +32,6 @@ from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY as QWEN3_RERANK
 from tessera_tools.random_checkpoint.spec import Spec
 from tessera_tools.random_checkpoint.towers import CLIP_TINY, SIGLIP2_TINY, SIGLIP_TINY, Tower
 from tests.models.bert import cases as encoder
-from tests.models.bert_rerank import cases as cross_encoder
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
@@ -194,12 +193,12 @@ ALL = {
         Carried(
             name="bert_rerank",
             spec=replace(BERT_RERANK, hidden=256, intermediate=512),
-            inputs=tuple(cross_encoder.CASES),
+            inputs=tuple(rerank.CASES),
         ),
         Carried(
             name="xlm_roberta_rerank",
             spec=replace(ROBERTA_RERANK_TINY, hidden=256, intermediate=512),
-            inputs=tuple(cross_encoder.CASES),
+            inputs=tuple(rerank.CASES),
         ),
         Carried(
             name="qwen3_rerank",

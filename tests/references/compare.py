@@ -18,7 +18,6 @@ import numpy as np
 from tessera.models import open_model
 from tessera.models.base import OutputKind
 from tests.models.bert import cases as encoder
-from tests.models.bert_rerank import cases as cross_encoder
 from tests.models.colbert import cases as colbert
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
@@ -39,7 +38,7 @@ from tests.references.families import reference_of
 INPUTS: dict[str, Sequence[Given | Pair]] = {
     "bert": encoder.CASES,
     "bert_colbert": colbert.CASES,
-    "bert_rerank": cross_encoder.CASES,
+    "bert_rerank": rerank.CASES,
     "colqwen3": colqwen3.CASES,
     "llama_nemotron_colembed_vl": colembed.CASES,
     "llama_nemotron_rerank": rerank.CASES,
@@ -57,7 +56,7 @@ INPUTS: dict[str, Sequence[Given | Pair]] = {
     "splade": encoder.CASES,
     "xlm_roberta": encoder.CASES,
     "xlm_roberta_colbert": colbert.CASES,
-    "xlm_roberta_rerank": cross_encoder.CASES,
+    "xlm_roberta_rerank": rerank.CASES,
 }
 
 

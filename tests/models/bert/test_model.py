@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +12,16 @@ from safetensors.numpy import load_file, save_file
 
 from tessera.checkpoint import tokenizer_class as tokenizer_module
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Content, Model, Role, Truncate
-from tessera_tools.random_checkpoint.distilbert import SPLADE_FULL_DISTILLED
 from tessera_tools.random_checkpoint.encoder import (
-    FULL,
-    ROBERTA_FULL,
     ROBERTA_TINY,
-    SPLADE_FULL,
     TINY,
     EncoderSpec,
 )
-from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import CASES
+from tests.models.changing import changed, edit
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import batch_of, cosines, vectors
 
@@ -40,14 +33,7 @@ def tokens(model: Model, text: str, role: Role = Role.NONE, most: int = 512) -> 
 
 @pytest.fixture
 def copied(written: WriteCheckpoint, tmp_path: Path) -> Path:
-    path = tmp_path / "copied"
-    shutil.copytree(written(TINY), path)
-    return path
-
-
-def change(path: Path, file: str, **changes: Any) -> None:
-    content = json.loads((path / file).read_text())
-    (path / file).write_text(json.dumps(content | changes))
+    return changed(written(TINY), tmp_path / "copied")
 
 
 @pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
@@ -79,8 +65,7 @@ def test_control_tokens_that_a_text_spells_are_text(
 
 
 def test_declared_lower_case(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = tmp_path / "lower"
-    shutil.copytree(written(ROBERTA_TINY), path)
+    path = changed(written(ROBERTA_TINY), tmp_path / "lower")
     before = tokens(open_model(path), "The RIVER")
     assert before != tokens(open_model(path), "the river")
     (path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
@@ -112,13 +97,10 @@ def test_settings_of_the_tokenizer_win(
     """As ``transformers`` has it, whose classes make what ``tokenizer.json`` says as well."""
     from transformers import AutoTokenizer
 
-    change(copied, "config.json", model_type=model_type)
+    edit(copied / "config.json", model_type=model_type)
     normalizer = json.loads((copied / "tokenizer.json").read_text())["normalizer"]
-    change(copied, "tokenizer.json", normalizer=normalizer | in_file, truncation=None, padding=None)
-    change(copied, "tokenizer_config.json", **in_config)
-    config = json.loads((copied / "tokenizer_config.json").read_text())
-    present = {name: value for name, value in config.items() if value is not None}
-    (copied / "tokenizer_config.json").write_text(json.dumps(present))
+    edit(copied / "tokenizer.json", normalizer=normalizer | in_file, truncation=None, padding=None)
+    edit(copied / "tokenizer_config.json", **in_config)
     tokenizer = PlainTokenizer.read(copied, vocab_size=TINY.vocab_size)
     reference = AutoTokenizer.from_pretrained(copied)
     words = ("river", "RIVER", "Bridge", "é", "É", "e\u0301", "ü", "水", "水river", "火水", "ñ")
@@ -131,13 +113,13 @@ def test_settings_of_the_tokenizer_are_part_of_the_fingerprint(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release that read them otherwise made other vectors; where the files agree, its vectors hold."""
-    change(copied, "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    edit(copied / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     agreeing = open_model(copied).fingerprint
-    change(copied, "tokenizer_config.json", do_lower_case=False)
+    edit(copied / "tokenizer_config.json", do_lower_case=False)
     changed = open_model(copied).fingerprint
     monkeypatch.setattr(tokenizer_module, "_BERT_PARTS", frozenset())
     assert open_model(copied).fingerprint != changed
-    change(copied, "tokenizer_config.json", do_lower_case=True)
+    edit(copied / "tokenizer_config.json", do_lower_case=True)
     before = open_model(copied).fingerprint
     monkeypatch.undo()
     assert open_model(copied).fingerprint == before != agreeing
@@ -154,7 +136,7 @@ def test_the_longest_input(copied: Path) -> None:
 
 def test_pooling_that_is_declared_and_that_is_not(copied: Path) -> None:
     assert open_model(copied, {"pooling": "cls"}).output.pooling == "mean"
-    change(copied, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
+    edit(copied / "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
     assert open_model(copied).output.pooling == "first"
     (copied / "modules.json").unlink()
     assert open_model(copied).output.pooling == "mean"
@@ -179,50 +161,7 @@ def computed(path: Path) -> np.ndarray:
     return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"is_decoder": True}, "is_decoder is true; decoders are not supported"),
-        ({"auto_map": {"AutoModel": "jina--modeling_bert.JinaBertModel"}}, "auto_map names code"),
-        ({"hidden_act": "gelu_fast"}, "hidden_act"),
-        ({"num_attention_heads": 7}, "must be a multiple of num_attention_heads 7"),
-        ({"architectures": ["BertForTokenClassification"]}, "'bert' is served with"),
-    ],
-)
-def test_configurations_that_are_not_served(copied: Path, changes: dict[str, Any], words: str) -> None:
-    change(copied, "config.json", **changes)
-    with pytest.raises(CheckpointError, match=words):
-        open_model(copied)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "architecture"),
-    [("mpnet", "MPNetModel"), ("modernbert", "ModernBertModel")],
-)
-def test_kin_that_is_not_served_is_refused_by_its_key(
-    copied: Path, model_type: str, architecture: str
-) -> None:
-    change(copied, "config.json", model_type=model_type, architectures=[architecture])
-    with pytest.raises(CheckpointError, match=rf"config\.json: model_type '{model_type}' is none of"):
-        open_model(copied)
-
-
 def test_nothing_is_compiled_of_it(written: WriteCheckpoint) -> None:
     model: Any = open_model(written(TINY))
     with pytest.raises(ConfigError, match="family bert offers no stages to compile or export"):
         model.load_stage("text", layout="packed", dtype="float32", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("spec", "parameters"),
-    [
-        (FULL, 109_482_240),
-        (replace(FULL, hidden=384, layers=6, intermediate=1536), 22_713_216),
-        (SPLADE_FULL, 109_514_298),
-        (SPLADE_FULL_DISTILLED, 66_985_530),
-        (ROBERTA_FULL, 567_754_752),
-    ],
-)
-def test_the_published_sizes(spec: Spec, parameters: int, tmp_path: Path) -> None:
-    assert sum(math.prod(tensor.shape) for tensor in spec.tensors(tmp_path)) == parameters

@@ -1,9 +1,8 @@
-"""Vectors against transformers' own classes reading the same files, and against likely mistakes."""
+"""Inputs, vocabularies and pooling of encoders, against the classes of the libraries that they are for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,63 +10,35 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from torch import nn
 
 from tessera.models import open_model
 from tessera.models.base import Model, Role
-from tessera_tools.random_checkpoint.distilbert import TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import ROBERTA_TINY, TINY, EncoderSpec
-from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.declaring import Module, declare
-from tests.models.parity import Parity, Record, check_tokens, no_last_token
-from tests.models.running import Given, batch_of, company, cosines, nearest, vectors
+from tests.models.running import Given, batch_of, cosines, vectors
+from tests.models.test_parity import FAMILIES, parity_of
 from tests.references.encoder import EncoderReference
 
 pytestmark = pytest.mark.parity
 
-# The tanh form of GELU, the smallest of the mistakes, leaves 1.3e-8 of a cosine; the right one 2e-13.
-BARS = {"float32": 1 - 1e-9, "bfloat16": 0.998}
-PARITY = Parity(title="encoders", cases=CASES, bars=BARS)
-CONFIGURATIONS: dict[str, Spec] = {
-    "bert": TINY,
-    "bert. before names, shards": replace(TINY, layers=2, prefix="bert.", shards=2),
-    "bert, one token type": replace(TINY, types=1, heads=8),
-    "distilbert": TINY_DISTILLED,
-    "distilbert. before names": replace(TINY_DISTILLED, prefix="distilbert."),
-    "xlm-roberta": ROBERTA_TINY,
-    "roberta. before names": replace(ROBERTA_TINY, prefix="roberta.", hidden=64),
-}
 
-Built = tuple[str, Model, EncoderReference, np.ndarray]
-"""The configuration, the model, its reference and the reference's vectors of ``CASES``."""
+BARS = FAMILIES["bert"].bars
+SPECS = {**FAMILIES["bert"].configurations, **FAMILIES["xlm_roberta"].configurations}
+
+Built = tuple[Model, EncoderReference]
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=SPECS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
-    path = written(CONFIGURATIONS[request.param])
-    reference = EncoderReference(path)
-    return request.param, open_model(path), reference, PARITY.expected(reference)
-
-
-@pytest.mark.parametrize("dtype", BARS)
-def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
-    name, model, reference, expected = built
-    batch = batch_of(model, None, CASES)
-    check_tokens(batch, CASES, lambda text, _: reference.tokens(text))
-    assert max(batch.lengths) > 200
-    PARITY.check(name, model, expected, dtype, record_property)
-
-
-def test_company_changes_nothing(built: Built) -> None:
-    _, model, *_ = built
-    assert company(model, CASES) >= 0.999999
+    path = written(SPECS[request.param])
+    return open_model(path), EncoderReference(path)
 
 
 def test_token_ids_with_padding_among_them(built: Built) -> None:
     """RoBERTa gives such a token padding's position and does not count it."""
-    _, model, reference, _ = built
+    model, reference = built
     ids = (0, 1, 6, 2, 1, 1, 9, 0)
     text = model.load_text(dtype="float32", device="cpu")
     found = vectors(model, text, batch_of(model, None, [Given(parts=(ids,))]))
@@ -75,71 +46,12 @@ def test_token_ids_with_padding_among_them(built: Built) -> None:
 
 
 def test_the_longest_input(built: Built) -> None:
-    _, model, reference, _ = built
+    model, reference = built
     ids = tuple(5 + place % 1000 for place in range(model.max_tokens))
     assert model.max_tokens == 512
     text = model.load_text(dtype="float32", device="cpu")
     found = vectors(model, text, batch_of(model, None, [Given(parts=(ids,))]))
     assert cosines(found, reference.vector(list(ids))[None])[0] >= BARS["float32"]
-
-
-def test_the_cases_are_far_apart(built: Built) -> None:
-    *_, expected = built
-    assert nearest(expected) < 0.98
-
-
-def positions_from_the_next_row(reference: EncoderReference) -> None:
-    table = reference.model.embeddings.position_embeddings.weight
-    table.data = table.data.roll(-1, 0)
-
-
-def tanh_form_of_gelu(reference: EncoderReference) -> None:
-    for layer in reference.model.encoder.layer:
-        layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
-
-
-def no_token_type(reference: EncoderReference) -> None:
-    reference.model.embeddings.token_type_embeddings.weight.data.zero_()
-
-
-def another_epsilon(reference: EncoderReference) -> None:
-    for module in reference.model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 0.1
-
-
-def first_token(reference: EncoderReference) -> None:
-    reference.pool = lambda hidden: hidden[0]  # type: ignore[method-assign]
-
-
-def control_tokens_left_out_of_the_mean(reference: EncoderReference) -> None:
-    reference.pool = lambda hidden: hidden[1:-1].mean(0)  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("spec", [TINY, ROBERTA_TINY], ids=["bert", "xlm_roberta"])
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        positions_from_the_next_row,
-        tanh_form_of_gelu,
-        no_token_type,
-        another_epsilon,
-        first_token,
-        control_tokens_left_out_of_the_mean,
-        no_last_token,
-    ],
-)
-def test_a_mistake_fails_the_bar(
-    mistake: Callable[[EncoderReference], None],
-    spec: EncoderSpec,
-    written: WriteCheckpoint,
-    record_property: Record,
-) -> None:
-    path = written(spec)
-    reference = EncoderReference(path)
-    mistake(reference)
-    found = PARITY.found(open_model(path))
-    PARITY.check_mistake(mistake.__name__, reference, found, record_property, bar="float32")
 
 
 def byte_level(path: Path) -> None:
@@ -179,10 +91,10 @@ def test_kin_of_xlm_roberta(
     path = declare(written(ROBERTA_TINY), tmp_path / "kin", config=changes)
     if vocabulary is not None:
         vocabulary(path)
-    model, reference = open_model(path), EncoderReference(path)
+    model, reference, parity = open_model(path), EncoderReference(path), parity_of("bert")
     batch = batch_of(model, None, CASES)
     assert batch.input_ids[: batch.lengths[0]].tolist() == reference.tokens(*map(str, CASES[0].parts))
-    assert cosines(PARITY.found(model), PARITY.expected(reference)).min() >= BARS["float32"]
+    assert cosines(parity.found(model), parity.expected(reference)).min() >= BARS["float32"]
 
 
 SENTENCES = ["river", "the bridge by the old temple", "a market in the light " * 9, "été naïve 東京"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.models import open_model
-from tessera.models.base import Content, PairLimits, Pairs, Prompt, Truncate
+from tessera.errors import ConfigError, InvalidInput
+from tessera.models.base import Prompt, Truncate
 from tessera_tools.random_checkpoint.distilbert import RERANK_TINY_DISTILLED
 from tessera_tools.random_checkpoint.encoder import RERANK_TINY, ROBERTA_RERANK_TINY
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.bert.cases import WORDS
-from tests.models.bert_rerank.cases import CASES
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_rerank.cases import CASES
 from tests.models.pairing import expected, logits, opened, prompts, tokens
-from tests.models.running import Pair, with_ids
+from tests.models.running import Pair
 from tests.references.encoder import CrossReference
 
 pytestmark = pytest.mark.parity
@@ -153,26 +152,6 @@ def test_the_longer_side_is_cut_as_the_tokenizer_cuts_it(written: WriteCheckpoin
                     assert prompt.truncated == (len(whole) > limit)
 
 
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (((5, 6),), {}, "has token ids"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (("\ud800",), {}, "lone surrogate"),
-    ],
-)
-def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
-    model = opened(written(RERANK_TINY))
-    wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
-    limits = PairLimits(tokens=100)
-    first, second = model.pairs(
-        Pairs(query=right, documents=[wrong, right], limits=limits, param="query", params=["x", "y"])
-    )
-    assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
-    assert first.param == "x" and words in first.message
-
-
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
@@ -204,7 +183,7 @@ def test_the_activation_by_its_precedence(
     options: dict[str, Any],
     activation: str,
 ) -> None:
-    path = changed(written(ROBERTA_RERANK_TINY), tmp_path / "changed", config)
+    path = changed(written(ROBERTA_RERANK_TINY), tmp_path / "changed", **config)
     if general:
         (path / "config_sentence_transformers.json").write_text(json.dumps(general))
         # The reference does not read that file without this one.
@@ -214,29 +193,6 @@ def test_the_activation_by_its_precedence(
     assert model.output.activation == activation
     # What an engine gives is the logit in any case.
     assert np.abs(logits(model, CASES[:2]) - expected(CrossReference(path), CASES)[:2]).max() <= BAR
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"id2label": {"0": "a", "1": "b"}}, "one label"),
-        ({"id2label": None}, "one label"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, "activation tanh"),
-    ],
-)
-def test_configurations_that_are_not_served(
-    written: WriteCheckpoint, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        open_model(changed(written(RERANK_TINY), tmp_path / "changed", changes))
-
-
-def changed(source: Path, path: Path, changes: dict[str, Any]) -> Path:
-    shutil.copytree(source, path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | changes))
-    return path
 
 
 @pytest.mark.parametrize("name", SPECS)

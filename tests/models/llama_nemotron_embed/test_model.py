@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
-from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options, read_config
-from tessera_tools.random_checkpoint.llama import FULL, TINY
+from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options
+from tessera_tools.random_checkpoint.llama import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.running import prompt_of
 from tests.references.llama_nemotron_embed import LlamaReference
@@ -31,15 +26,6 @@ def path(written: WriteCheckpoint) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> LlamaNemotronEmbed:
     return LlamaNemotronEmbed(path, Options())
-
-
-def changed(path: Path, tmp_path: Path, **changes: Any) -> Path:
-    """A copy of the configuration with other values; None takes a key out."""
-    copy = tmp_path / "changed"
-    shutil.copytree(path, copy)
-    config = json.loads((path / "config.json").read_text()) | changes
-    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    return copy
 
 
 def test_what_it_is(model: LlamaNemotronEmbed) -> None:
@@ -73,45 +59,8 @@ def test_truncation_keeps_the_beginning(model: LlamaNemotronEmbed) -> None:
         assert start.tokens.tolist() == whole[:fixed] + whole[len(whole) - (limit - fixed) :]
 
 
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (("", ""), {"role": Role.QUERY}, "is empty: it has no text"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "llama_nemotron_embed reads text alone"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (((5, 6),), {"instruction": "Find"}, "has an instruction"),
-        (((5, 6), "a"), {}, "combines token ids"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-        (("a" * 50_000,), {}, "over the limit of 8192"),
-    ],
-)
-def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"architectures": ["LlamaForCausalLM"]}, "architectures"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"is_causal": True}, "is_causal"),
-        ({"pooling": "colbert"}, "pooling must be one of"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"vocab_size": 100}, "has id 1999, but vocab_size is 100"),
-        ({"matryoshka_dimensions": [384, 1024]}, "must lie in 1..512"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
-    ],
-)
-def test_configurations_that_are_not_served(path: Path, tmp_path: Path, changes: Any, words: str) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        open_model(changed(path, tmp_path, **changes))
-
-
 def test_pooling_that_no_file_names(path: Path, tmp_path: Path) -> None:
-    unnamed = changed(path, tmp_path, pooling=None)
+    unnamed = changed(path, tmp_path / "changed", pooling=None)
     mean, last = (LlamaNemotronEmbed(unnamed, Options(pooling=kind)) for kind in ("avg", "last"))
     assert (mean.text.pooling, last.text.pooling) == ("mean", "last")
     assert mean.fingerprint != last.fingerprint
@@ -121,7 +70,9 @@ def test_pooling_that_no_file_names(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parity
 def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
     model = open_model(
-        changed(path, tmp_path, matryoshka_dimensions=[64, 512], query_prefix="q:", passage_prefix="")
+        changed(
+            path, tmp_path / "changed", matryoshka_dimensions=[64, 512], query_prefix="q:", passage_prefix=""
+        )
     )
     assert model.dimensions == {64}
     plain = LlamaReference(path).tokens
@@ -142,19 +93,11 @@ def test_options_that_there_are_not(path: Path, options: dict[str, Any], words: 
         open_model(path, options)
 
 
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = dataclasses.replace(FULL, base_vocab=2000, control_tokens=126_256)
-    (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
-    text = read_config(Section.read(tmp_path / "config.json"), Options())
-    assert text.vocab_size == 128_256
-    assert sum(map(math.prod, text.shapes().values())) == 1_235_814_400
-
-
 def test_tensors_that_are_left_alone(path: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    copy = changed(path, tmp_path)
+    copy = changed(path, tmp_path / "changed")
     tensors = load_file(copy / "model.safetensors")
     tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
     tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(32)

@@ -3,68 +3,44 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import (
-    Content,
-    ImagePlan,
     Output,
     OutputKind,
-    PairLimits,
     PairModel,
-    Pairs,
     Prompt,
     Truncate,
 )
-from tessera.models.llama_nemotron_embed.model import LlamaNemotronRerank, Options, read_config
-from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
+from tessera.models.llama_nemotron_embed.model import LlamaNemotronRerank, Options
+from tessera_tools.random_checkpoint.llama_rerank import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
-from tests.models.pairing import logits, prompt, prompts
-from tests.models.running import with_ids
+from tests.models.pairing import expected, logits, prompt, prompts
+from tests.models.parity import attention_to_the_left_alone, last_token, no_first_token
 from tests.references.rerank import RerankReference, text
 
 pytestmark = pytest.mark.parity
-
-
-def expected(reference: RerankReference) -> np.ndarray:
-    return np.stack([reference.answer(pair) for pair in CASES])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_logits(written: WriteCheckpoint, temperature: float) -> None:
     path = written(replace(TINY, temperature=temperature))
     model, reference = LlamaNemotronRerank(path, Options()), RerankReference(path)
-    wanted = expected(reference)
+    wanted = expected(reference, CASES)
     assert wanted.std() >= 1
     found = logits(model, CASES)
     assert np.abs(found - wanted).max() <= 1e-4
     alone = np.concatenate([logits(model, [pair]) for pair in CASES])
     assert np.abs(found - alone).max() <= 1e-4
-
-
-def causal(reference: RerankReference) -> None:
-    reference.causal = True
-
-
-def last_token(reference: RerankReference) -> None:
-    reference.pool = lambda hidden: hidden[-1]
-
-
-def no_first_token(reference: RerankReference) -> None:
-    whole = reference.tokens
-    reference.tokens = lambda *given: whole(*given)[1:]  # type: ignore[method-assign]
 
 
 def document_first(reference: RerankReference) -> None:
@@ -86,7 +62,7 @@ def no_temperature(reference: RerankReference) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        causal,
+        attention_to_the_left_alone,
         last_token,
         no_first_token,
         document_first,
@@ -101,7 +77,9 @@ def test_a_mistake_fails_the_bar(
     path = written(replace(TINY, temperature=0.5))
     reference = RerankReference(path)
     mistake(reference)
-    assert np.abs(logits(LlamaNemotronRerank(path, Options()), CASES) - expected(reference)).max() > 0.02
+    assert (
+        np.abs(logits(LlamaNemotronRerank(path, Options()), CASES) - expected(reference, CASES)).max() > 0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +107,7 @@ def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint, query: str
 
 def test_another_tokenizer_reads_the_whole_text(written: WriteCheckpoint, tmp_path: Path) -> None:
     """One that may join a word with the mark behind it gets both in one text."""
-    path = tmp_path / "joined"
-    shutil.copytree(written(TINY), path)
+    path = changed(written(TINY), tmp_path / "joined")
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     tokenizer["pre_tokenizer"] = {
         "type": "ByteLevel",
@@ -182,62 +159,7 @@ def test_bounds_of_a_side(written: WriteCheckpoint) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (("",), {}, "is empty: it has no text"),
-        (((5, 6),), {}, "has token ids"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (("a", ImagePlan(units=1, rows=4)), {}, "reads text alone"),
-        (("\ud800",), {}, "lone surrogate"),
-    ],
-)
-def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
-    model = LlamaNemotronRerank(written(TINY), Options())
-    wrong, right = Content(parts=with_ids(parts), **more), Content(parts=("a",))
-    limits = PairLimits(tokens=100)
-    first, second = model.pairs(
-        Pairs(query=right, documents=[wrong, right], limits=limits, param="query", params=["x", "y"])
-    )
-    assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
-    assert first.param == "x" and words in first.message
-    with pytest.raises(InvalidInput, match=words) as caught:
-        model.pairs(Pairs(query=wrong, documents=[right], limits=limits, param="query", params=["x"]))
-    assert caught.value.param == "query"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"id2label": {"0": "a", "1": "b"}}, "one label"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"pooling": "colbert"}, "pooling"),
-        (
-            {"architectures": ["LlamaForCausalLM"]},
-            "'llama_bidirec' is served with .*not .'LlamaForCausalLM'.",
-        ),
-    ],
-)
-def test_configurations_that_are_not_served(
-    written: WriteCheckpoint, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    path = tmp_path / "changed"
-    shutil.copytree(written(TINY), path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(CheckpointError, match=words):
-        open_model(path)
-
-
 def test_what_it_is(written: WriteCheckpoint) -> None:
     model = open_model(written(TINY))
     assert isinstance(model, PairModel) and model.family == "llama_nemotron_rerank"
     assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False, pooling="mean")
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = replace(FULL, base_vocab=2000, control_tokens=126_256)
-    (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
-    text = read_config(Section.read(tmp_path / "config.json"), Options(), OutputKind.SCORE)
-    assert sum(map(math.prod, text.shapes().values())) == 1_235_816_448

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Pairs, Prompt, Truncate
-from tessera.models.llama_nemotron_vl.config import read_config
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronRerankVL
-from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_rerank.test_parity import document_first
 from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
+from tests.models.pairing import expected
+from tests.models.parity import no_first_token
 from tests.models.running import Pair, batch_of, preprocessed, prompt, vectors
+from tests.models.test_parity import causal_pages
 from tests.references.rerank import RerankVLReference, text
 
 pytestmark = pytest.mark.parity
@@ -39,16 +39,12 @@ def logits(model: LlamaNemotronRerankVL, pairs: Sequence[Pair]) -> np.ndarray:
     return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, vision, pairs))
 
 
-def expected(reference: RerankVLReference) -> np.ndarray:
-    return np.stack([reference.answer(pair) for pair in CASES])
-
-
 def test_logits(path: Path) -> None:
     model = open_model(path)
     assert isinstance(model, LlamaNemotronRerankVL) and isinstance(model, PairModel)
     assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False, pooling="mean")
     reference = RerankVLReference(path)
-    wanted = expected(reference)
+    wanted = expected(reference, CASES)
     assert wanted.std() >= 1
     pixels = preprocessed(model, CASES)
     for pair in CASES:
@@ -61,26 +57,8 @@ def test_logits(path: Path) -> None:
     assert np.abs(found - alone).max() <= 1e-4
 
 
-def causal(reference: RerankVLReference) -> None:
-    def last_hidden(embedded: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            found: torch.Tensor = reference.text(inputs_embeds=embedded[None], use_cache=False)[0][0]
-            return found
-
-    reference.last_hidden = last_hidden  # type: ignore[method-assign]
-
-
 def last_token(reference: RerankVLReference) -> None:
     reference.config["pooling"] = "last"
-
-
-def no_first_token(reference: RerankVLReference) -> None:
-    whole = reference.tokens
-    reference.tokens = lambda *given: whole(*given)[1:]  # type: ignore[method-assign]
-
-
-def document_first(reference: RerankVLReference) -> None:
-    reference.template = "passage:{document} \n \n question:{query}"
 
 
 def images_of_the_document_first(reference: RerankVLReference) -> None:
@@ -111,7 +89,7 @@ def images_behind_the_text(reference: RerankVLReference) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        causal,
+        causal_pages,
         last_token,
         no_first_token,
         document_first,
@@ -122,7 +100,7 @@ def images_behind_the_text(reference: RerankVLReference) -> None:
 def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[RerankVLReference], None]) -> None:
     reference = RerankVLReference(path)
     mistake(reference)
-    difference = np.abs(logits(LlamaNemotronRerankVL(path), CASES) - expected(reference))
+    difference = np.abs(logits(LlamaNemotronRerankVL(path), CASES) - expected(reference, CASES))
     assert difference.max() > 0.02
 
 
@@ -147,13 +125,3 @@ def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
     assert cut.tokens.tolist() == whole.tokens[: len(cut.tokens)].tolist()
     refused = pair(len(bare.tokens) - 2, image, words)
     assert isinstance(refused, InvalidInput) and "images are not truncated" in refused.message
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = replace(RERANK_FULL, base_vocab=2000, control_tokens=126_256)
-    for name, content in spec.files("bfloat16", 0).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    config = read_config(tmp_path, OutputKind.SCORE)
-    assert config.text.vocab_size == 128_267
-    # That of the embedding model, a token more, and the head.
-    assert sum(map(math.prod, all_shapes(config).values())) == 1_678_252_480 + 2048 + 2048

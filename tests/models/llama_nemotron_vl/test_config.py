@@ -11,9 +11,8 @@ from tessera.errors import CheckpointError
 from tessera.models.base import Role
 from tessera.models.llama_nemotron_vl.config import ModelConfig, read_config
 from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL, config_json, processor_json
+from tests.models.changing import edit
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
-
-REMOVE = object()
 
 
 def write(directory: Path, name: str, content: dict[str, Any]) -> None:
@@ -30,17 +29,7 @@ def full(tmp_path: Path) -> Path:
 
 def changed(directory: Path, name: str, changes: dict[str, Any]) -> ModelConfig:
     """Read after setting dotted keys of one file."""
-    parsed = json.loads((directory / name).read_text())
-    for dotted, value in changes.items():
-        *parents, key = dotted.split(".")
-        target = parsed
-        for parent in parents:
-            target = target[parent]
-        if value is REMOVE:
-            del target[key]
-        else:
-            target[key] = value
-    write(directory, name, parsed)
+    edit(directory / name, **changes)
     return read_config(directory)
 
 
@@ -80,7 +69,7 @@ def test_the_processor_file_wins(full: Path) -> None:
 
 def test_what_the_processor_lacks(full: Path) -> None:
     write(full, "processor_config.json", {})
-    config = changed(full, "config.json", {"max_dynamic_patch": 3, "dynamic_image_size": REMOVE})
+    config = changed(full, "config.json", {"max_dynamic_patch": 3, "dynamic_image_size": None})
     assert config.image.max_tiles == 3  # and not the stale max_input_tiles
     assert not config.image.dynamic
     assert config.max_tiles == 1
@@ -125,19 +114,19 @@ def test_defaults_of_the_reference_classes(full: Path) -> None:
         full,
         "config.json",
         {
-            "select_layer": REMOVE,
-            "downsample_ratio": REMOVE,
-            "ps_version": REMOVE,
-            "p_max_length": REMOVE,
-            "vision_config.hidden_act": REMOVE,
-            "vision_config.patch_size": REMOVE,
-            "vision_config.num_channels": REMOVE,
-            "vision_config.layer_norm_eps": REMOVE,
-            "llm_config.num_attention_heads": REMOVE,
-            "llm_config.head_dim": REMOVE,
-            "llm_config.hidden_act": REMOVE,
-            "llm_config.rope_scaling": REMOVE,
-            "pooling": REMOVE,
+            "select_layer": None,
+            "downsample_ratio": None,
+            "ps_version": None,
+            "p_max_length": None,
+            "vision_config.hidden_act": None,
+            "vision_config.patch_size": None,
+            "vision_config.num_channels": None,
+            "vision_config.layer_norm_eps": None,
+            "llm_config.num_attention_heads": None,
+            "llm_config.head_dim": None,
+            "llm_config.hidden_act": None,
+            "llm_config.rope_scaling": None,
+            "pooling": None,
         },
     )
     assert config.vision.layer.activation == "gelu_pytorch_tanh"
@@ -162,16 +151,16 @@ def test_feature_layers(full: Path) -> None:
 def test_widths(full: Path) -> None:
     config = changed(full, "config.json", {"matryoshka_dimensions": [512, 1024, 2048]})
     assert config.dimensions == {512, 1024}
-    config = changed(full, "config.json", {"matryoshka_dimensions": REMOVE, "is_matryoshka": True})
+    config = changed(full, "config.json", {"matryoshka_dimensions": None, "is_matryoshka": True})
     assert config.dimensions == frozenset(range(1, 2048))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("vision_config", REMOVE, "vision_config is missing; it must be an object"),
+        ("vision_config", None, "vision_config is missing; it must be an object"),
         ("llm_config", [], r"llm_config must be an object, not \[\]"),
-        ("llm_config.hidden_size", REMOVE, "llm_config.hidden_size is missing; it must be an integer"),
+        ("llm_config.hidden_size", None, "llm_config.hidden_size is missing; it must be an integer"),
         ("llm_config.hidden_size", "2048", "llm_config.hidden_size must be an integer, not '2048'"),
         ("llm_config.hidden_size", True, "llm_config.hidden_size must be an integer, not True"),
         ("llm_config.num_hidden_layers", 0, "llm_config.num_hidden_layers must be at least 1, not 0"),
@@ -186,7 +175,7 @@ def test_widths(full: Path) -> None:
         ("llm_config.mlp_bias", 1, "llm_config.mlp_bias must be true or false"),
         ("llm_config.architectures", ["LlamaModel"], "architectures must be"),
         ("llm_config.rope_scaling.rope_type", "yarn", "rope_scaling.rope_type must be one of"),
-        ("llm_config.rope_scaling.factor", REMOVE, "rope_scaling.factor is missing"),
+        ("llm_config.rope_scaling.factor", None, "rope_scaling.factor is missing"),
         ("llm_config.rope_parameters", {"rope_type": "default"}, "are both there and differ"),
         ("llm_config.partial_rotary_factor", 0.5, "partial_rotary_factor is not supported"),
         ("vision_config.model_type", "clip_vision_model", "vision_config.model_type must be one of"),
@@ -209,8 +198,7 @@ def test_widths(full: Path) -> None:
 )
 def test_what_is_refused(full: Path, key: str, value: Any, message: str) -> None:
     if key == "query_prefix":
-        processor = json.loads((full / "processor_config.json").read_text())
-        write(full, "processor_config.json", {k: v for k, v in processor.items() if k != key})
+        edit(full / "processor_config.json", query_prefix=None)
     with pytest.raises(CheckpointError, match=message) as caught:
         changed(full, "config.json", {key: value})
     assert str(full / "config.json") in str(caught.value)
@@ -218,7 +206,7 @@ def test_what_is_refused(full: Path, key: str, value: Any, message: str) -> None
 
 def test_pooling_is_never_guessed(full: Path) -> None:
     with pytest.raises(CheckpointError, match="pooling is missing"):
-        changed(full, "config.json", {"pooling": REMOVE, "llm_config.pooling": REMOVE})
+        changed(full, "config.json", {"pooling": None, "llm_config.pooling": None})
 
 
 @pytest.mark.parametrize(
@@ -239,8 +227,7 @@ def test_what_is_refused_of_the_processor(full: Path, key: str, value: Any, mess
 def test_files_that_cannot_be_read(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: there is no such file"):
         read_config(tmp_path)
-    path = tmp_path / "c"
-    shutil.copytree(make_checkpoint(), path)
+    path = Path(shutil.copytree(make_checkpoint(), tmp_path / "c"))
     for content in (b"{", b"\xff\xfe", b"[]"):
         (path / "processor_config.json").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"processor_config\.json: "):

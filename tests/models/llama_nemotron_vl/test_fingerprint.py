@@ -11,6 +11,7 @@ from tessera.checkpoint.fingerprint import fingerprint as of_checkpoint
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.errors import CheckpointError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tests.models.changing import changed
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 FILES = ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -28,8 +29,7 @@ def test_of_the_demonstration_checkpoint() -> None:
 
 def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     source = make_checkpoint()
-    copy = tmp_path / "copy"
-    shutil.copytree(source, copy)
+    copy = changed(source, tmp_path / "copy")
     os.utime(copy / "model.safetensors", (0, 0))
     (copy / "README.md").write_text("anything")
     assert fingerprint(copy) == fingerprint(source)
@@ -38,8 +38,7 @@ def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_counts(make_checkpoint: MakeCheckpoint, tmp_path: Path, name: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(make_checkpoint(), copy)
+    copy = changed(make_checkpoint(), tmp_path / "copy")
     before = fingerprint(copy)
     (copy / name).write_text((copy / name).read_text() + " ")
     assert fingerprint(copy) != before
@@ -56,17 +55,16 @@ def test_weights_seeds_types_and_shards_count(make_checkpoint: MakeCheckpoint) -
 
 
 def test_the_ends_and_middle_of_every_tensor_count(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(make_checkpoint(), copy)
+    copy = changed(make_checkpoint(), tmp_path / "copy")
     path = copy / "model.safetensors"
     before = fingerprint(copy)
     original = path.read_bytes()
     tensors = WeightFile.read(path).tensors
     for tensor in (tensors[0], tensors[len(tensors) // 2], tensors[-1]):
         for offset in (0, tensor.nbytes // 2, tensor.nbytes - 1):
-            changed = bytearray(original)
-            changed[tensor.start + offset] ^= 1
-            path.write_bytes(changed)
+            other = bytearray(original)
+            other[tensor.start + offset] ^= 1
+            path.write_bytes(other)
             assert fingerprint(copy) != before
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
+from tessera.errors import CheckpointError, ConfigError
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
 from tessera.models.marks import marks_of
 from tessera.models.ministral3.config import read_text, with_defaults
 from tessera.models.nemotron_3_embed.model import Nemotron3Embed, Options
-from tessera_tools.random_checkpoint.ministral3 import FULL, TINY
+from tessera_tools.random_checkpoint.ministral3 import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.nemotron_3_embed.cases import CASES
 from tests.models.running import batch_of, cosines, prompt_of, vectors
@@ -40,30 +39,11 @@ def model(path: Path) -> Nemotron3Embed:
     return Nemotron3Embed(path, Options())
 
 
-def changed(path: Path, tmp_path: Path, file: str = "config.json", **changes: Any) -> Path:
-    """A copy of a checkpoint with other values in one of its files; None takes a key out."""
-    copy = tmp_path / "changed"
-    if not copy.exists():
-        shutil.copytree(path, copy)
-    config = json.loads((copy / file).read_text()) | changes
-    (copy / file).write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    return copy
-
-
 def test_what_it_is(model: Nemotron3Embed) -> None:
     assert model.vision is None and model.placeholder is None
     assert (model.output.width, model.max_tokens) == (128, 32768)
     assert model.dimensions == frozenset(range(1, 128))
     assert not model.text.layer.causal and model.text.pooling == "mean"
-
-
-def test_the_published_size(tmp_path: Path) -> None:
-    spec = dataclasses.replace(FULL, base_vocab=2000)
-    config = spec.files("bfloat16", 0)["config.json"] | {"vocab_size": 131_072}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    text = read_text(with_defaults(Section.read(tmp_path / "config.json")), pooling="mean")
-    # 1,141 and 872 million are published, with and without embeddings.
-    assert sum(map(math.prod, text.shapes().values())) == 1_140_918_272
 
 
 @pytest.mark.parity
@@ -104,7 +84,7 @@ def test_prompts(written: WriteCheckpoint, marks: Any, role: Role) -> None:
 )
 def test_settings_of_marks_change_nothing(path: Path, tmp_path: Path, flags: dict[str, bool]) -> None:
     """As in transformers, which the reference asks."""
-    copy = changed(path, tmp_path, "tokenizer_config.json", **flags)
+    copy = changed(path, tmp_path / "changed", "tokenizer_config.json", **flags)
     tokenizer = PlainTokenizer.read(copy, vocab_size=model_vocabulary(copy))
     marks = marks_of(tokenizer)
     around = [*marks.before, *tokenizer.ids("river").tolist(), *marks.behind]
@@ -135,52 +115,9 @@ def model_vocabulary(path: Path) -> int:
     ],
 )
 def test_a_post_processor_that_is_none(path: Path, tmp_path: Path, processor: Any, words: str) -> None:
-    copy = changed(path, tmp_path, "tokenizer.json", post_processor=processor)
+    copy = changed(path, tmp_path / "changed", "tokenizer.json", post_processor=processor)
     with pytest.raises(CheckpointError, match=words):
         open_model(copy)
-
-
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty: it has no text"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "nemotron_3_embed reads text alone"),
-        (("a",), {"instruction": "Find"}, "has an instruction"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-        (("river " * 40_000,), {}, "over the limit of 8192"),
-    ],
-)
-def test_what_is_refused(model: Nemotron3Embed, parts: Any, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"architectures": ["Ministral3ForCausalLM"]}, "architectures"),
-        ({"pooling": "colbert"}, "pooling must be one of"),
-        ({"sliding_window": 4096}, "sliding_window is set"),
-        ({"hidden_act": "gelu"}, "hidden_act must be one of"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type must be one of"),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-            "original_max_position_embeddings is missing",
-        ),
-        (
-            {
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}
-                | {"original_max_position_embeddings": 64}
-            },
-            "beta_fast must be above beta_slow",
-        ),
-        ({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "is missing"),
-    ],
-)
-def test_configurations_that_are_not_served(path: Path, tmp_path: Path, changes: Any, words: str) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        open_model(changed(path, tmp_path, **changes))
 
 
 def test_a_checkpoint_that_declares_no_pooling_may_be_a_language_model(written: WriteCheckpoint) -> None:
@@ -194,11 +131,13 @@ def test_a_checkpoint_that_declares_no_pooling_may_be_a_language_model(written: 
 
 @pytest.mark.parity
 def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
-    model = open_model(changed(path, tmp_path, matryoshka_dimensions=[64, 128], query_prefix="q:"))
+    model = open_model(
+        changed(path, tmp_path / "changed", matryoshka_dimensions=[64, 128], query_prefix="q:")
+    )
     assert model.dimensions == {64}
     plain = Ministral3Reference(path).tokens
     assert prompt_of(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
-    assert open_model(changed(path, tmp_path, is_causal=True)).text.layer.causal
+    assert open_model(changed(path, tmp_path / "changed", is_causal=True)).text.layer.causal
 
 
 def test_weights_of_four_bits_are_multiplied_out(path: Path, tmp_path: Path) -> None:
@@ -209,7 +148,7 @@ def test_weights_of_four_bits_are_multiplied_out(path: Path, tmp_path: Path) -> 
         "group_size": 16,
         "ignore": ["lm_head"],
     }
-    packed, plain = changed(path, tmp_path, quantization_config=quantisation), tmp_path / "plain"
+    packed, plain = changed(path, tmp_path / "changed", quantization_config=quantisation), tmp_path / "plain"
     stored = load_file(path / "model.safetensors")
     levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     values: dict[str, torch.Tensor] = {}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.checkpoint.section import Section
-from tessera.errors import CheckpointError, ConfigError, InvalidInput
-from tessera.image_plan import ImagePlan
+from tessera.errors import ConfigError, InvalidInput
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Role, Truncate
-from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_config
-from tessera_tools.random_checkpoint.qwen3 import FULL, TINY
+from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding
+from tessera_tools.random_checkpoint.qwen3 import TINY
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.pictures import picture
 from tests.models.running import prompt_of
@@ -97,25 +92,6 @@ def test_truncation_keeps_the_task_and_the_end(model: Qwen3Embedding) -> None:
         prompt_of(model, text, role=Role.QUERY, limit=head + 1, truncate=Truncate.END)
 
 
-@pytest.mark.parametrize(
-    ("parts", "more", "words"),
-    [
-        ((), {}, "is empty"),
-        (("",), {}, "is empty"),
-        (("a", ImagePlan(units=4, rows=1)), {}, "reads text alone"),
-        (("a",), {"role": Role.PASSAGE, "instruction": "Find"}, "document with an instruction"),
-        (((5, 6), "a"), {}, "combines token ids"),
-        (((5, 4000),), {}, "outside the vocabulary"),
-    ],
-)
-def test_what_is_refused(
-    model: Qwen3Embedding, parts: tuple[Any, ...], more: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        prompt_of(model, *parts, **more)
-    assert caught.value.param == "input[3]"
-
-
 def test_images_are_refused_by_name(model: Qwen3Embedding) -> None:
     with pytest.raises(InvalidInput, match="qwen3_embedding reads text alone"):
         model.plan(64, 64, param="input[0]")
@@ -130,26 +106,6 @@ def test_one_position_for_each_token(model: Qwen3Embedding) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"architectures": ["Qwen3ForTokenClassification"]}, "architectures"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
-        ({"head_dim": 31}, "head_dim"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-    ],
-)
-def test_configurations_that_are_not_served(path: Path, tmp_path: Path, changes: Any, words: str) -> None:
-    config = json.loads((path / "config.json").read_text()) | changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=words):
-        open_model(tmp_path)
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [({"max_pixels": 1}, "unknown to qwen3_embedding"), ({"max_tokens": 3}, "max_tokens")],
 )
@@ -158,19 +114,10 @@ def test_options_that_there_are_not(path: Path, options: dict[str, Any], words: 
         open_model(path, options)
 
 
-def test_the_published_size(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps(dataclasses.replace(FULL, base_vocab=2000).files("bfloat16", 0)["config.json"])
-    )
-    shapes = read_config(Section.read(tmp_path / "config.json")).shapes()
-    assert sum(map(math.prod, shapes.values())) == 595_776_512
-
-
 def test_a_stored_head_is_left_alone(written: WriteCheckpoint, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    copy = tmp_path / "with-head"
-    shutil.copytree(written(TINY), copy)
+    copy = changed(written(TINY), tmp_path / "with-head")
     tensors = load_file(copy / "model.safetensors")
     save_file(
         tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, copy / "model.safetensors"

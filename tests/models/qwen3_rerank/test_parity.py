@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +15,10 @@ from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Truncate
 from tessera_tools.random_checkpoint.qwen3 import RERANK_TINY, TINY, VL_RERANK_TINY, Qwen3RerankSpec
 from tests.models.bert.cases import WORDS
+from tests.models.changing import changed
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import expected, logits, opened, prompts
+from tests.models.parity import attention_both_ways
 from tests.models.qwen3_rerank.cases import CASES
 from tests.references.qwen3 import Qwen3RerankReference
 
@@ -82,10 +82,6 @@ def another_instruction(reference: Qwen3RerankReference) -> None:
 def document_first(reference: Qwen3RerankReference) -> None:
     whole = reference.tokens
     reference.tokens = lambda query, document, said: whole(document, query, said)  # type: ignore[method-assign]
-
-
-def attention_both_ways(reference: Qwen3RerankReference) -> None:
-    reference.causal = False
 
 
 @pytest.mark.parametrize(
@@ -154,45 +150,11 @@ def test_a_language_model_is_what_the_option_says(written: WriteCheckpoint) -> N
         open_model(written(RERANK_TINY), {"task": "embed"})
 
 
-@pytest.mark.parametrize(
-    ("file", "changes", "words"),
-    [
-        ("1_LogitScore/config.json", {"false_token_id": None}, "a score of one token"),
-        ("1_LogitScore/config.json", {"true_token_id": 2048}, "lacks the tokens yes and no"),
-        ("config.json", {"architectures": ["Qwen3ForTokenClassification"]}, "architectures"),
-        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "activation tanh"),
-    ],
-)
-def test_what_is_not_served_is_named(
-    written: WriteCheckpoint, tmp_path: Path, file: str, changes: dict[str, Any], words: str
-) -> None:
-    path = tmp_path / "changed"
-    shutil.copytree(written(RERANK_TINY), path)
-    config = json.loads((path / file).read_text())
-    (path / file).write_text(json.dumps(config | changes))
-    with pytest.raises(CheckpointError, match=words):
-        model = open_model(path)
-        assert model.output.activation
-        model.load_text(dtype="float32", device="cpu")
-
-
-def test_a_classifier_has_one_label(written: WriteCheckpoint, tmp_path: Path) -> None:
-    path = tmp_path / "changed"
-    shutil.copytree(written(LAYOUTS["classifier"]), path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "a", "1": "b"}}))
-    with pytest.raises(CheckpointError, match="one label"):
-        open_model(path)
-
-
 @pytest.mark.parametrize("spec", [RERANK_TINY, VL_RERANK_TINY], ids=["texts", "images"])
 @pytest.mark.parametrize("layout", ["modules", "language model"])
 def test_logits_that_are_neither_stored_nor_tied_are_refused(
     written: WriteCheckpoint, spec: Any, layout: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "model"
-    shutil.copytree(written(replace(spec, layout=layout)), path)
-    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (path / "config.json").write_text(json.dumps(config))
+    path = changed(written(replace(spec, layout=layout)), tmp_path / "model", tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match="tie_word_embeddings is false, and no weights have 'lm_head"):
         opened(path, task="score").load_text(dtype="float32", device="cpu")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +17,11 @@ from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import OutputKind
-from tessera.models.qwen3_vl_embedding.config import read_config
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tessera.models.qwen3_vl_embedding.tensors import expected
-from tessera_tools.random_checkpoint.qwen3 import VL_FULL, Qwen3VLSpec
+from tessera_tools.random_checkpoint.qwen3 import VL_FULL
+from tests.models.changing import changed
 from tests.models.qwen3_vl_embedding.pictures import picture
-
-VL_8B = replace(
-    VL_FULL,
-    hidden=4096,
-    layers=36,
-    heads=32,
-    intermediate=12288,
-    vision_hidden=1152,
-    vision_layers=27,
-    vision_intermediate=4304,
-    deepstack=(8, 16, 24),
-    shards=4,
-)
 
 
 def test_what_it_is(model: Qwen3VLEmbedding) -> None:
@@ -53,18 +36,6 @@ def test_what_it_is(model: Qwen3VLEmbedding) -> None:
     assert model.max_tokens == 8192
     assert model.vocab_size == 2048
     assert model.dimensions == frozenset(range(64, 128))
-
-
-@pytest.mark.parametrize(
-    ("spec", "parameters", "tensors"), [(VL_FULL, 2_127_532_032, 625), (VL_8B, 8_144_793_840, 749)]
-)
-def test_the_published_sizes(tmp_path: Path, spec: Qwen3VLSpec, parameters: int, tensors: int) -> None:
-    files = replace(spec, base_vocab=2000).files("bfloat16", 0)
-    for name in ("config.json", "preprocessor_config.json"):
-        (tmp_path / name).write_text(json.dumps(files[name]))
-    shapes = expected(read_config(tmp_path))
-    assert len(shapes) == tensors
-    assert sum(map(math.prod, shapes.values())) == parameters
 
 
 def test_the_published_control_tokens() -> None:
@@ -132,63 +103,12 @@ def test_memory_grows_with_the_batch(model: Qwen3VLEmbedding) -> None:
     )
 
 
-Change = Callable[[dict[str, Any]], object]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda config: config.update(architectures=["Qwen3VLMoe"]), "architectures"),
-        (lambda config: config["text_config"].update(hidden_size=256), "must be out_hidden_size 128"),
-        (lambda config: config["text_config"].update(num_hidden_layers=2), "behind 3 layers"),
-        (lambda config: config["text_config"].update(attention_bias=True), "attention_bias"),
-        (
-            lambda config: config["text_config"]["rope_scaling"].update(mrope_interleaved=False),
-            "mrope_interleaved is false",
-        ),
-        (
-            lambda config: config["text_config"]["rope_scaling"].update(mrope_section=[8, 8, 8]),
-            "three counts that interleave to 16",
-        ),
-        (
-            lambda config: config["text_config"]["rope_scaling"].update(mrope_section=[4, 6, 6]),
-            "three counts that interleave to 16",
-        ),
-        (lambda config: config["vision_config"].update(num_position_embeddings=145), "must be a square"),
-        (lambda config: config["vision_config"].update(deepstack_visual_indexes=[2, 1]), "must ascend"),
-        (lambda config: config["vision_config"].update(deepstack_visual_indexes=[4]), "within the 4 blocks"),
-        (lambda config: config["vision_config"].update(num_heads=3), "four times num_heads 3"),
-        (
-            lambda config: config["vision_config"].update(temporal_patch_size=1),
-            "temporal_patch_size must be 2",
-        ),
-        (lambda config: config["vision_config"].update(hidden_act="gelu"), "hidden_act"),
-        (lambda config: config.update(image_token_id=5), "<.image_pad.> has id 2012, but config.json says 5"),
-    ],
-)
-def test_configurations_that_are_not_served(path: Path, tmp_path: Path, change: Change, words: str) -> None:
-    config = json.loads((path / "config.json").read_text())
-    change(config)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "preprocessor_config.json"):
-        shutil.copy(path / name, tmp_path)
-    with pytest.raises(CheckpointError, match=words) as caught:
-        open_model(tmp_path)
-    assert str(tmp_path) in caught.value.message
-
-
 def test_the_processors_pixel_limits_are_not_read(
     path: Path, model: Qwen3VLEmbedding, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
-    processor = json.loads((copy / "preprocessor_config.json").read_text())
-    processor["size"] = {"shortest_edge": 1, "longest_edge": 2}
-    (copy / "preprocessor_config.json").write_text(json.dumps(processor))
+    size = {"shortest_edge": 1, "longest_edge": 2}
+    copy = changed(path, tmp_path / "copy", "preprocessor_config.json", size=size)
     assert open_model(copy).plan(640, 480, param="x") == model.plan(640, 480, param="x")
-    (copy / "preprocessor_config.json").write_text(json.dumps({"patch_size": 14}))
-    with pytest.raises(CheckpointError, match="patch_size must be 16"):
-        open_model(copy)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +119,7 @@ def test_the_processors_pixel_limits_are_not_read(
     ],
 )
 def test_tensors_that_are_missing(path: Path, tmp_path: Path, name: str, words: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
+    copy = changed(path, tmp_path / "copy")
     tensors = load_file(copy / "model.safetensors")
     del tensors[name]
     save_file(tensors, copy / "model.safetensors")
@@ -211,8 +130,7 @@ def test_tensors_that_are_missing(path: Path, tmp_path: Path, name: str, words: 
 
 
 def test_a_stored_head_is_left_alone_and_anything_else_refused(path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
+    copy = changed(path, tmp_path / "copy")
     tensors = load_file(copy / "model.safetensors")
     table = tensors["model.language_model.embed_tokens.weight"]
     save_file(tensors | {"lm_head.weight": table.clone()}, copy / "model.safetensors")

@@ -17,7 +17,8 @@ from tessera.models.base import Content, PairLimits, PairModel, Pairs, Prompt, T
 from tessera_tools.random_checkpoint.qwen3 import VL_RERANK_TINY, VL_TINY, Qwen3VLRerankSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import expected, opened
-from tests.models.parity import Record
+from tests.models.parity import Record, attention_both_ways
+from tests.models.qwen3_rerank.test_parity import no_system_turn, the_two_answers_exchanged
 from tests.models.qwen3_vl_embedding.cases import SMALL, WORDS
 from tests.models.qwen3_vl_embedding.stages import as_the_largest, check, stages
 from tests.models.qwen3_vl_rerank.cases import CASES
@@ -81,10 +82,6 @@ def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint) -> None:
         assert prompt(model, pair, pixels).tokens.tolist() == wanted
 
 
-def the_two_answers_exchanged(reference: Qwen3VLRerankReference) -> None:
-    reference.yes, reference.no = reference.no, reference.yes
-
-
 def the_logit_of_yes_alone(reference: Qwen3VLRerankReference) -> None:
     whole = reference.logits
     reference.logits = lambda hidden: (whole(hidden)[0], 0.0)  # type: ignore[method-assign]
@@ -96,10 +93,6 @@ def an_end_of_text(reference: Qwen3VLRerankReference) -> None:
 
 def an_empty_thought(reference: Qwen3VLRerankReference) -> None:
     reference.after += "<think>\n\n</think>\n\n"
-
-
-def no_system_turn(reference: Qwen3VLRerankReference) -> None:
-    reference.before = "<|im_start|>user\n"
 
 
 def a_space_before_the_document(reference: Qwen3VLRerankReference) -> None:
@@ -130,10 +123,6 @@ def deepstack_dropped(reference: Qwen3VLRerankReference) -> None:
         return hidden
 
     reference.model.language_model._deepstack_process = same
-
-
-def attention_both_ways(reference: Qwen3VLRerankReference) -> None:
-    reference.causal = False
 
 
 @pytest.fixture(scope="module")

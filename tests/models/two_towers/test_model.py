@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import ConfigError
 from tessera.imaging import MAX_PIXELS, Picture
 from tessera.models import open_model
 from tessera.models.base import ImagePlan
@@ -24,30 +21,18 @@ from tessera.models.siglip2.model import Siglip2
 from tessera.models.siglip2.patches import grid_of
 from tessera.models.siglip2.vision import taps
 from tessera_tools.random_checkpoint.towers import (
-    CLIP_FULL,
     CLIP_TINY,
-    SIGLIP2_FULL,
     SIGLIP2_TINY,
-    SIGLIP_FULL,
     SIGLIP_TINY,
     TowersSpec,
 )
+from tests.models.changing import changed, edit
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.pictures import picture
 from tests.models.two_towers.test_parity import computed
 
 SPECS: dict[str, TowersSpec] = {"clip": CLIP_TINY, "siglip": SIGLIP_TINY, "siglip2": SIGLIP2_TINY}
 PROCESSOR = "preprocessor_config.json"
-
-Change = Callable[[dict[str, Any]], object]
-
-
-def changed(source: Path, to: Path, file: str, change: Change) -> Path:
-    path = Path(shutil.copytree(source, to))
-    content = json.loads((path / file).read_text())
-    change(content)
-    (path / file).write_text(json.dumps(content))
-    return path
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -66,34 +51,23 @@ def test_what_it_is(name: str, written: WriteCheckpoint) -> None:
         model.load_stage("text", layout="padded", dtype="float32", device="cpu")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("spec", "parameters"),
-    [(CLIP_FULL, 427_616_513), (SIGLIP_FULL, 1_136_008_498), (SIGLIP2_FULL, 1_135_670_962)],
-    ids=SPECS,
-)
-def test_the_published_size(spec: TowersSpec, parameters: int) -> None:
-    assert sum(map(math.prod, spec.shapes().values())) == parameters
-
-
 def test_files_of_the_first_years(written: WriteCheckpoint, tmp_path: Path) -> None:
     """Sizes in ``..._config_dict``, which wins, numbers in place of sizes, and tables that are computed."""
 
-    def older(config: dict[str, Any]) -> None:
-        for tower in ("text_config", "vision_config"):
-            config[f"{tower}_dict"] = config[tower]
-            config[tower] = {"hidden_size": 32}
-
     source = written(CLIP_TINY)
-    path = changed(source, tmp_path / "older", "config.json", older)
+    config = json.loads((source / "config.json").read_text())
+    older: dict[str, Any] = {}
+    for tower in ("text_config", "vision_config"):
+        older |= {f"{tower}_dict": config[tower], tower: {"hidden_size": 32}}
+    path = changed(source, tmp_path / "older", **older)
     edge = CLIP_TINY.image_size
-    processor = json.loads((path / PROCESSOR).read_text()) | {"size": edge, "crop_size": edge}
-    (path / PROCESSOR).write_text(json.dumps(processor))
+    edit(path / PROCESSOR, size=edge, crop_size=edge)
     assert np.array_equal(computed(open_model(path)), computed(open_model(source)))
 
 
 def test_a_processor_in_the_newer_file(written: WriteCheckpoint, tmp_path: Path) -> None:
     source = written(SIGLIP_TINY)
-    path = Path(shutil.copytree(source, tmp_path / "newer"))
+    path = changed(source, tmp_path / "newer")
     content = json.loads((path / PROCESSOR).read_text()) | {"resample": 2}
     (path / PROCESSOR).unlink()
     (path / "processor_config.json").write_text(json.dumps({"image_processor": content}))
@@ -101,61 +75,6 @@ def test_a_processor_in_the_newer_file(written: WriteCheckpoint, tmp_path: Path)
     given = Picture(picture(200, 90), param="x")
     assert not np.array_equal(newer.preprocess(given).values, model.preprocess(given).values)
     assert newer.fingerprint != model.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("spec", "file", "change", "message"),
-    [
-        (CLIP_TINY, PROCESSOR, {"crop_size": {"height": 32, "width": 32}}, "crop_size must be"),
-        (
-            CLIP_TINY,
-            PROCESSOR,
-            {"size": {"shortest_edge": 32}},
-            "size must be a shortest_edge of at least 64",
-        ),
-        (CLIP_TINY, PROCESSOR, {"resample": 1}, "resample must be 2"),
-        (CLIP_TINY, PROCESSOR, {"do_normalize": False}, "do_normalize is false"),
-        (CLIP_TINY, PROCESSOR, {"rescale_factor": 1.0}, "rescale_factor must be 1/255"),
-        (CLIP_TINY, PROCESSOR, {"image_std": [0, 1, 1]}, "image_std must be three numbers"),
-        (SIGLIP_TINY, PROCESSOR, {"size": {"height": 32, "width": 32}}, "size must be"),
-        (SIGLIP2_TINY, PROCESSOR, {"patch_size": 14}, "patch_size must be 16"),
-        (CLIP_TINY, "config.json", {"projection_dim": 40}, "projection.weight.* must have shape"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    spec: TowersSpec,
-    file: str,
-    change: dict[str, Any],
-    message: str,
-    written: WriteCheckpoint,
-    tmp_path: Path,
-) -> None:
-    path = changed(written(spec), tmp_path / "changed", file, lambda content: content.update(change))
-    with pytest.raises(CheckpointError, match=message):
-        open_model(path).load_text(dtype="float32", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("tower", "change", "message"),
-    [
-        ("vision_config", {"vision_use_head": False}, "makes no vector"),
-        ("vision_config", {"num_channels": 1}, "num_channels must be 3"),
-        ("vision_config", {"image_size": 8}, "at least patch_size"),
-        ("vision_config", {"hidden_size": 128}, "the text tower's vectors are 96 wide"),
-        ("text_config", {"num_attention_heads": 5}, "must be a multiple of num_attention_heads"),
-    ],
-)
-def test_towers_that_do_not_fit(
-    tower: str, change: dict[str, Any], message: str, written: WriteCheckpoint, tmp_path: Path
-) -> None:
-    path = changed(
-        written(SIGLIP_TINY),
-        tmp_path / "changed",
-        "config.json",
-        lambda content: content[tower].update(change),
-    )
-    with pytest.raises(CheckpointError, match=message):
-        open_model(path)
 
 
 def test_a_strip_is_cut_without_all_of_it(written: WriteCheckpoint) -> None:

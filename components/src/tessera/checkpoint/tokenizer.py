@@ -188,6 +188,12 @@ class PlainTokenizer:
             )
         return value
 
+    def require(self, name: str, wanted: int, where: str) -> int:
+        """As ``id_of``; raises ``CheckpointError`` for another id than the one that ``where`` has."""
+        if (value := self.id_of(name)) != wanted:
+            raise CheckpointError(f"{self.path}: {name} has id {value}, but {where} {wanted}")
+        return value
+
     def find(self, name: str) -> int | None:
         """The id of an added token or of one in the vocabulary by its own spelling, None without one."""
         return self.tokenizer.token_to_id(name) if name not in self.added else self.id_of(name)

@@ -111,6 +111,15 @@ def hand_out(rows: torch.Tensor, out: Sequence[torch.Tensor]) -> None:
     torch._foreach_copy_(list(out), list(pieces), non_blocking=True)
 
 
+def gather(images: Sequence[torch.Tensor], into: torch.Tensor) -> torch.Tensor:
+    """Copy the rows of images into a tensor, one after the other, and return it; the host does not wait."""
+    start = 0
+    for image in images:
+        into[start : start + len(image)].copy_(image, non_blocking=True)
+        start += len(image)
+    return into
+
+
 def uint8_pixels(batch: VisionBatch) -> list[npt.NDArray[np.uint8]]:
     """The pixels, for an engine that takes no others; raises ``EngineFailed`` if some are float32."""
     if any(image.dtype != np.uint8 for image in batch.pixels):

@@ -180,11 +180,13 @@ def role_prompts(
     query: str = "",
     document: str = "",
     found: Mapping[Role, str] = {},
+    leaves_out: bool = False,
 ) -> RolePrompts:
     """Return the prompt of each role: one that was found, else an option, the declared, the assumed.
 
     ``found`` is of the family's own files and options, of which ``query`` and ``document`` are passed over
     if they are empty. An input without a role gets the default prompt, as ``encode`` of the reference does.
+    Raises ``CheckpointError`` for a pooling that leaves prompts out, unless the family's ``leaves_out`` them.
     """
     own = {Role.QUERY: declared.query_prompt, Role.PASSAGE: declared.document_prompt}
     said = {role: prompt for role, prompt in own.items() if prompt is not None}
@@ -194,6 +196,8 @@ def role_prompts(
     prompts.assumed = frozenset(role for role in own if assumed[role] and role not in said)
     if declared.default_prompt is not None:
         prompts[Role.NONE] = declared.prompts.get(declared.default_prompt, "")
+    if not leaves_out and skipped_prompts(declared, prompts) and declared.pooling is not None:
+        raise _refusal(declared.pooling.file, "include_prompt is false, and this family pools prompts, too")
     return prompts
 
 
@@ -202,12 +206,6 @@ def skipped_prompts(declared: Declared, prompts: Mapping[Role, str]) -> list[str
     if declared.pooling is None or declared.pooling.include_prompt:
         return []
     return [prompt for prompt in dict.fromkeys((*prompts.values(), *declared.prompts.values())) if prompt]
-
-
-def check_prompts(declared: Declared, prompts: Mapping[Role, str]) -> None:
-    """Raise ``CheckpointError`` for a pooling that leaves out prompts which there are."""
-    if skipped_prompts(declared, prompts) and declared.pooling is not None:
-        raise _refusal(declared.pooling.file, "include_prompt is false, and this family pools prompts, too")
 
 
 def _pooled(text: TextSpec, declared: Declared) -> TextSpec:

@@ -17,7 +17,7 @@ from tessera.image_plan import ImagePlan
 from tessera.imaging import Picture
 from tessera.models.base import Empty, Int32Array, Pixels, UInt8Array, VisionSpec
 from tessera.models.tower import TowerModel
-from tessera.nn.spec import LayerSpec
+from tessera.nn.spec import CHANNELS, LayerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,6 @@ class PatchedVision:
     patch_size: int
     merge: int
     theta: float = 10_000.0
-    channels: int = 3
 
     @property
     def edge(self) -> int:
@@ -43,13 +42,13 @@ class PatchedVision:
     def pixel_elements(self) -> int:
         """Elements alive for each patch when its pixels are embedded, beside the weights."""
         # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
-        return 2 * self.layer.hidden + 3 * self.channels * self.patch_size**2
+        return 2 * self.layer.hidden + 3 * CHANNELS * self.patch_size**2
 
     def spec(self, row_width: int, width: int, height: int) -> VisionSpec:
         """The vision stage with rows so wide, whose largest image has this size."""
         return VisionSpec(
             row_width=row_width,
-            unit_shape=(self.channels, self.patch_size, self.patch_size),
+            unit_shape=(CHANNELS, self.patch_size, self.patch_size),
             largest=self.plan(width, height),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
@@ -66,7 +67,8 @@ class TowerModel:
     ``lacking_keys`` are what files lack and the family fills in, and ``marks``
     are the control tokens around a text, and ``prompts`` stand before it, by its role. ``placeholder`` is the
     token that stands for a vision row, None for a family without images, and ``image_axes`` are the axes of
-    vision rows before their width where they come straight from the vision stage. ``vision_part`` is what
+    vision rows before their width where they come straight from the vision stage. The vision tower is of
+    ``vision_class``, a ``module:Class`` that needs torch, made of ``vision_config``; ``vision_part`` is what
     precedes the names of the vision tower's tensors, and ``normalisation`` each channel's mean and deviation.
     """
 
@@ -87,6 +89,8 @@ class TowerModel:
     prompts: Mapping[Role, str] = NO_PROMPTS
     placeholder: int | None = None
     image_axes: tuple[Axis, ...] = ("rows",)
+    vision_class: ClassVar[str] = ""
+    vision_config: object = None
     vision_part: ClassVar[str] = "vision."
     normalisation: tuple[Sequence[float], Sequence[float]] = ((), ())
 
@@ -242,7 +246,9 @@ class TowerModel:
 
     def vision_tower(self) -> VisionTower:
         """Build the vision tower, whose weights are read later; needs torch."""
-        raise NotImplementedError
+        module, _, name = self.vision_class.partition(":")
+        tower: VisionTower = getattr(import_module(module), name)(self.vision_config)
+        return tower
 
     def vision_shapes(self) -> Shapes:
         """The tensors that the vision tower keeps, by ``vision.`` and their names there."""

@@ -15,6 +15,9 @@ Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gel
 
 Pooling = Literal["mean", "last", "first", "none", "max", "mean_sqrt_len", "weighted_mean"]
 RopeType = Literal["default", "linear", "llama3", "yarn"]
+CHANNELS: Final = 3
+"""Those of a pixel: every vision tower reads RGB."""
+
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of stored tensors by name."""
 

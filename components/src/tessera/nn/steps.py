@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.functional import gelu, layer_norm, linear, relu
+from torch.nn.functional import layer_norm, linear, relu
 
 from tessera.checkpoint.declared import Activation, Dense, LayerNorm, Step
+from tessera.nn.forms.plain import activation_function
 
 # The others are called by their names in ``torch.nn.functional``.
 _ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "identity": lambda rows: rows,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-    "quick_gelu": lambda rows: rows * torch.sigmoid(1.702 * rows),
+    "gelu_tanh": activation_function("gelu_pytorch_tanh"),
+    "quick_gelu": activation_function("quick_gelu"),
     "relu_squared": lambda rows: relu(rows).square(),
     "laplace": lambda rows: 0.5 * (1 + torch.erf((rows - 0.707107) / (0.282095 * 2**0.5))),
     "sqrt_softplus": lambda rows: functional.softplus(rows).sqrt(),

@@ -10,24 +10,24 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from tessera.nn.forms.plain import PLAIN, Form, Residual
-from tessera.nn.layer import SOURCES, Block, LayerNorm, Linear, Mlp, Stack, Tower, norm
-from tessera.nn.spec import LayerSpec
+from tessera.nn.layer import SOURCES, Block, LayerNorm, Linear, Mlp, Stack, Tower
+from tessera.nn.spec import CHANNELS, LayerSpec
 from tessera.nn.table import Table
 
 
 class PatchEmbedding(Block):
     """A product for each patch, added to a stream that begins with the patches' positions.
 
-    A patch's features are its channels, one after another, each of ``area`` numbers (its pixels row by row,
-    in all of its frames): the layout of a convolution's weight.
+    A patch's features are its channels, one after another, each of its pixels row by row, in
+    all of its frames: the layout of a convolution's weight.
     """
 
-    def __init__(self, *, channels: int, area: int, hidden: int, bias: bool, patch: int = 0) -> None:
-        """``patch`` is the edge of a patch in pixels, for pixels that are whole tiles."""
+    def __init__(self, hidden: int, patch: int, *, bias: bool, frames: int = 1) -> None:
+        """``patch`` is the edge of a patch in pixels, of which the weight has so many ``frames``."""
         super().__init__()
         self.patch = patch
-        self._area = area
-        self.projection = Linear(channels * area, hidden, bias=bias)
+        self._area = frames * patch**2
+        self.projection = Linear(CHANNELS * self._area, hidden, bias=bias)
         self.mean: torch.Tensor
         self.std: torch.Tensor
 
@@ -77,15 +77,12 @@ class TileEncoder(nn.Module):
         layer: LayerSpec,
         layers: int,
         *,
-        channels: int,
         patch: int,
         grid: int,
         final_norm: bool = True,
     ) -> None:
         super().__init__()
-        self.patches = PatchEmbedding(
-            channels=channels, area=patch**2, hidden=layer.hidden, bias=True, patch=patch
-        )
+        self.patches = PatchEmbedding(layer.hidden, patch, bias=True)
         self.positions = Table(grid**2, layer.hidden)
         self.layers = Stack(layer, layers)
         self.post_layernorm = LayerNorm(layer.hidden, eps=layer.eps) if final_norm else None
@@ -183,12 +180,11 @@ class Merger(nn.Module):
         inner: int,
         out: int,
         eps: float,
-        kind: Literal["rms", "layer"] = "layer",
         norm_joined: bool = False,
     ) -> None:
         super().__init__()
         self._width, self._join, self._norm_joined = width, join, norm_joined
-        self.norm = norm(kind, width * join if norm_joined else width, eps=eps)
+        self.norm = LayerNorm(width * join if norm_joined else width, eps=eps)
         self.linear_1 = Linear(width * join, inner, bias=True)
         self.linear_2 = Linear(inner, out, bias=True)
 

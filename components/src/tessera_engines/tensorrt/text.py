@@ -13,6 +13,7 @@ from tessera.engine.batch import (
     Cost,
     PackedInput,
     TextBatch,
+    gather,
     pack,
     packed_cost,
     padded_cost,
@@ -141,11 +142,7 @@ class TextRuns:
         if len(sources) == 1 and sources[0].device == target.device:
             return sources, sources[0]
         rows = torch.empty(len(batch.vision_index), self._row_width, dtype=target.dtype, device=target.device)
-        start = 0
-        for source in sources:
-            rows[start : start + len(source)].copy_(source, non_blocking=True)
-            start += len(source)
-        return sources, rows
+        return sources, gather(sources, rows)
 
 
 class Buffers:

@@ -9,7 +9,7 @@ import torch
 
 from tessera.dtypes import DTYPES
 from tessera.engine.base import vision_of
-from tessera.engine.batch import VisionBatch, blank, packed_cost, uint8_pixels
+from tessera.engine.batch import VisionBatch, blank, hand_out, packed_cost, uint8_pixels
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
 from tessera.engine.settings import EngineSettings
@@ -62,10 +62,7 @@ class VisionRuns:
                     first, count = start * self._tokens_per_tile, len(part) * self._tokens_per_tile
                     self._through(part, rows[first : first + count])
                 if scattered:
-                    done = 0
-                    for target in out:
-                        target.copy_(rows[done : done + len(target)], non_blocking=True)
-                        done += len(target)
+                    hand_out(rows, out)
                 return self._streams.launched(lambda: None, keep=(staged, sent, rows))
 
     def record(self) -> None:

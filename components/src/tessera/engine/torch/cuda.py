@@ -15,6 +15,7 @@ from tessera.dtypes import DTYPES
 from tessera.engine.batch import (
     TextBatch,
     VisionBatch,
+    gather,
     hand_out,
     named_rows,
     output_rows,
@@ -211,11 +212,7 @@ class CudaText(_CudaStage):
         rows = torch.empty(
             sum(map(len, images)), self._row_width, dtype=images[0].dtype, device=self._placement.device
         )
-        start = 0
-        for image in images:
-            rows[start : start + len(image)].copy_(image, non_blocking=True)
-            start += len(image)
-        return images, rows
+        return images, gather(images, rows)
 
 
 def _tensors(batch: TextBatch, vision_rows: torch.Tensor, indices: Sequence[torch.Tensor]) -> TextTensors:

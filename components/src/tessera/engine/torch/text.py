@@ -15,6 +15,7 @@ import torch
 from tessera.engine.batch import (
     Cost,
     TextBatch,
+    gather,
     named_rows,
     output_rows,
     packed_cost,
@@ -189,12 +190,8 @@ class TorchTextEngine:
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         if len(batch.vision) == 1:
             return batch.vision[0].to(self._no_rows.dtype)
-        rows = self._no_rows.new_empty(len(batch.vision_index), self._no_rows.shape[1])
-        start = 0
-        for image in batch.vision:
-            rows[start : start + len(image)].copy_(image)
-            start += len(image)
-        return rows
+        shape = len(batch.vision_index), self._no_rows.shape[1]
+        return gather(batch.vision, self._no_rows.new_empty(shape))
 
     def close(self) -> None:
         self._cuda = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tessera.models.decoder import refuse_flags
 from tessera.models.marks import Marks
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.two_towers.config import (
+    BASE,
     Defaults,
     VisionConfig,
     check_channels,
@@ -37,27 +38,19 @@ from tessera.models.two_towers.images import (
 )
 from tessera.models.two_towers.model import TiledTowers
 from tessera.models.two_towers.tensors import stack_shapes
-from tessera.nn.spec import EncoderSpec, HeadSpec, linear_shapes, norm_shapes
+from tessera.nn.spec import CHANNELS, EncoderSpec, HeadSpec, linear_shapes, norm_shapes
 
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionTower
-
-_DEFAULTS: Final = Defaults(
+_TEXT: Final = Defaults(
     activation="quick_gelu",
     eps=1e-5,
-    text={
+    sizes={
         "hidden_size": 512,
         "num_attention_heads": 8,
         "intermediate_size": 2048,
         "num_hidden_layers": 12,
     },
-    vision={
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-    },
 )
+_VISION: Final = replace(_TEXT, sizes=BASE)
 _WIDTH: Final = 512
 _END: Final = 49_407
 _LARGEST: Final = 2
@@ -67,6 +60,7 @@ class Clip(TiledTowers):
     """Implements ``tessera.models.base.Model``."""
 
     family = "clip"
+    vision_class = "tessera.models.clip.vision:ClipVision"
 
     def __init__(self, path: Path, options: NoOptions) -> None:
         config = Section.read(path / CONFIG_FILE)
@@ -111,22 +105,17 @@ class Clip(TiledTowers):
         hidden, patch = vision.layer.hidden, vision.patch_size
         return {
             "vision.class_token": (hidden,),
-            "vision.patches.projection.weight": (hidden, vision.channels, patch, patch),
+            "vision.patches.projection.weight": (hidden, CHANNELS, patch, patch),
             "vision.embed_positions.weight": (self.patches, hidden),
             **norm_shapes("vision.pre_norm", hidden),
             **stack_shapes(vision.layer, vision.layers),
             **linear_shapes("vision.projection", hidden, vision.width, bias=False),
         }
 
-    def vision_tower(self) -> VisionTower:
-        from tessera.models.clip.vision import ClipVision
-
-        return ClipVision(self.config)
-
 
 def _text(config: Section) -> EncoderSpec:
     section = tower_section(config, "text_config", first_years=True)
-    layer, layers = read_layer(section, _DEFAULTS.text, _DEFAULTS)
+    layer, layers = read_layer(section, _TEXT)
     return EncoderSpec(
         vocab_size=section.integer("vocab_size", 49_408),
         layers=layers,
@@ -142,7 +131,7 @@ def _vision(config: Section) -> tuple[int, VisionConfig]:
     section = tower_section(config, "vision_config", first_years=True)
     refuse_flags(section, "is_causal", why="; attention to the left alone is not supported")
     check_channels(section)
-    layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
+    layer, layers = read_layer(section, _VISION)
     size, patch = read_sizes(section, image_size=224, patch_size=32)
     width = config.integer("projection_dim", _WIDTH)
     return size, VisionConfig(layer=layer, layers=layers, patch_size=patch, grid=size // patch, width=width)

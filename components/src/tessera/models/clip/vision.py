@@ -21,13 +21,7 @@ class ClipVision(VisionTower):
         super().__init__()
         layer = config.layer
         self.class_token = nn.Parameter(torch.empty(layer.hidden))
-        self.patches = PatchEmbedding(
-            channels=config.channels,
-            area=config.patch_size**2,
-            hidden=layer.hidden,
-            bias=False,
-            patch=config.patch_size,
-        )
+        self.patches = PatchEmbedding(layer.hidden, config.patch_size, bias=False)
         self.embed_positions = Table(config.grid**2 + 1, layer.hidden)
         self.pre_norm = LayerNorm(layer.hidden, eps=layer.eps)
         self.layers = Stack(layer, config.layers)

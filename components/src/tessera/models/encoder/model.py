@@ -81,7 +81,11 @@ class EncoderModel(TowerModel):
     def __init__(self, path: Path, options: Options) -> None:
         config, declared = Section.read(path / CONFIG_FILE), read_declared(path)
         self.prompts = role_prompts(
-            declared, NO_PROMPTS, query=options.query_prompt, document=options.document_prompt
+            declared,
+            NO_PROMPTS,
+            query=options.query_prompt,
+            document=options.document_prompt,
+            leaves_out=True,
         )
         skipped = skipped_prompts(declared, self.prompts)
         if declared.pooling is None and options.pooling == "declared":

@@ -8,7 +8,7 @@ from tessera.checkpoint.declared import Declared
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
 from tessera.models.base import Content, Role
-from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.declared import role_prompts
 from tessera.models.pairs import PairTower
 from tessera.models.prompts import refuse_instruction
 
@@ -19,9 +19,7 @@ def read_prefixes(*sections: Section, declared: Declared) -> Mapping[Role, str]:
     The first of the files that has one wins, then what the checkpoint declares, then the family's own.
     """
     usual = {Role.NONE: "", Role.QUERY: "query: ", Role.PASSAGE: "passage: "}
-    prefixes = role_prompts(declared, usual, found=found_prefixes(*sections))
-    check_prompts(declared, prefixes)
-    return prefixes
+    return role_prompts(declared, usual, found=found_prefixes(*sections))
 
 
 def found_prefixes(*sections: Section) -> dict[Role, str]:

@@ -19,7 +19,6 @@ from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.models.base import OutputKind, Role
 from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
-    ACTIVATIONS,
     EMBEDDING,
     POOLINGS,
     SCORING,
@@ -29,7 +28,8 @@ from tessera.models.llama.config import (
     refuse_causal,
 )
 from tessera.models.llama.prompt import read_prefixes
-from tessera.nn.spec import LayerSpec, TextSpec
+from tessera.models.two_towers.config import Defaults, check_channels, read_layer
+from tessera.nn.spec import CHANNELS, LayerSpec, TextSpec
 
 PROCESSOR_FILE = "processor_config.json"
 
@@ -37,6 +37,7 @@ _NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, 
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+_VISION = Defaults(activation="gelu_pytorch_tanh", eps=1e-6)
 _DEFAULT_MAX_TOKENS = 10240
 _NORM = "norm_type"
 
@@ -45,11 +46,10 @@ PixelShuffle = Literal["v1", "v2"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """The SigLIP encoder; sizes in pixels, channels or counts."""
+    """The SigLIP encoder; sizes in pixels or counts."""
 
     image_size: int
     patch_size: int
-    channels: int
     layer: LayerSpec
     layers: int
     select_layer: int
@@ -63,7 +63,7 @@ class VisionConfig:
 
     @property
     def patch_features(self) -> int:
-        return self.channels * self.patch_size**2
+        return CHANNELS * self.patch_size**2
 
     @property
     def layers_used(self) -> int:
@@ -176,27 +176,17 @@ def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> Mode
 def _vision(config: Section) -> VisionConfig:
     section = config.section("vision_config")
     section.string("model_type", "siglip_vision_model", among=("siglip_vision_model",))
-    hidden, heads = section.integer("hidden_size"), section.integer("num_attention_heads")
+    check_channels(section)
+    layer, layers = read_layer(section, _VISION)
     vision = VisionConfig(
         image_size=section.integer("image_size"),
         patch_size=section.integer("patch_size", 16),
-        channels=section.integer("num_channels", 3),
-        layer=LayerSpec.encoder(
-            hidden,
-            heads,
-            section.integer("intermediate_size"),
-            activation=section.string("hidden_act", "gelu_pytorch_tanh", among=ACTIVATIONS),
-            eps=section.number("layer_norm_eps", 1e-6),
-        ),
-        layers=section.integer("num_hidden_layers"),
+        layer=layer,
+        layers=layers,
         select_layer=config.integer("select_layer", -1, at_least=None),
     )
-    if vision.channels != 3:
-        raise section.error("num_channels", f"must be 3, the channels of an RGB tile, not {vision.channels}")
     if vision.image_size % vision.patch_size:
         raise section.error("image_size", f"must be a multiple of patch_size {vision.patch_size}")
-    if hidden % heads:
-        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
     if not -vision.layers - 1 <= vision.select_layer <= vision.layers:
         raise config.error(
             "select_layer", f"is {vision.select_layer}, outside the {vision.layers + 1} hidden states"

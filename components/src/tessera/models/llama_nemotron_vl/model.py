@@ -23,14 +23,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
-from tessera.errors import CheckpointError
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -50,9 +48,7 @@ from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import TowerModel
-
-if TYPE_CHECKING:
-    from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
+from tessera.nn.spec import CHANNELS
 
 _MARKS = ("<img>", "</img>", "<IMG_CONTEXT>")
 """What stands before an image, behind it, and for each of its rows: ids that text can never produce."""
@@ -73,6 +69,7 @@ class LlamaNemotronVL(TowerModel):
         ("score.", "text.head."),
     )
     vision_part = ""
+    vision_class = "tessera.models.llama_nemotron_vl.vision:LlamaNemotronVision"
 
     def __new__(cls, path: Path, options: NoOptions | None = None) -> LlamaNemotronVL:
         # Late interaction has the same architecture, and may have no other mark than this one.
@@ -86,7 +83,7 @@ class LlamaNemotronVL(TowerModel):
         Raises ``CheckpointError``, also for a control token that the tokenizer lacks, and for ids that
         disagree with the configuration.
         """
-        self.config = config = read_config(path, self.kind)
+        self.config = self.vision_config = config = read_config(path, self.kind)
         super().__init__(
             path,
             config.text,
@@ -96,11 +93,7 @@ class LlamaNemotronVL(TowerModel):
         )
         tokenizer = self._tokenizer
         self._image_start, self._image_end, self.placeholder = map(tokenizer.id_of, _MARKS)
-        if self.placeholder != config.image_token_id:
-            raise CheckpointError(
-                f"{tokenizer.path}: {_MARKS[2]} has id {self.placeholder},"
-                f" but img_context_token_id is {config.image_token_id}"
-            )
+        tokenizer.require(_MARKS[2], config.image_token_id, "img_context_token_id is")
         self.normalisation = config.image.mean, config.image.std
         self.prompts, self.lacking_keys = config.prefixes, config.lacking_keys
         self.marks = Marks((bos_of(tokenizer),))
@@ -114,7 +107,7 @@ class LlamaNemotronVL(TowerModel):
         size = self.config.image.tile_size
         return VisionSpec(
             row_width=self.config.text.row_width,
-            unit_shape=(self.config.vision.channels, size, size),
+            unit_shape=(CHANNELS, size, size),
             largest=self._tiled(self.config.max_tiles),
             independent_units=True,
         )
@@ -149,11 +142,6 @@ class LlamaNemotronVL(TowerModel):
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         tiles = cut(picture, self.config.image, empty)
         return Pixels(values=tiles, plan=self._tiled(len(tiles)))
-
-    def vision_tower(self) -> LlamaNemotronVision:
-        from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
-
-        return LlamaNemotronVision(self.config)
 
     def vision_shapes(self) -> Shapes:
         return used_for_vision(self.config)

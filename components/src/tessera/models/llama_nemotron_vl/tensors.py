@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tessera.checkpoint.weights import Shapes
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, VisionConfig
-from tessera.nn.spec import TextSpec, linear_shapes, norm_shapes
+from tessera.nn.spec import CHANNELS, TextSpec, linear_shapes, norm_shapes
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -33,7 +33,7 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
     """The encoder's tensors by canonical name, its first ``layers`` layers."""
     hidden, wide = config.layer.hidden, config.layer.intermediate
     shapes: Shapes = {
-        "embeddings.patch_embedding.weight": (hidden, config.channels, config.patch_size, config.patch_size),
+        "embeddings.patch_embedding.weight": (hidden, CHANNELS, config.patch_size, config.patch_size),
         "embeddings.patch_embedding.bias": (hidden,),
         "embeddings.position_embedding.weight": (config.grid**2, hidden),
     }

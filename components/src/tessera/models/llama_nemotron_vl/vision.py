@@ -11,6 +11,7 @@ from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.stages import StageModule, StageTensor
 from tessera.nn.forms.plain import Form
 from tessera.nn.layer import SOURCES
+from tessera.nn.spec import CHANNELS
 from tessera.nn.vision import Merger, TileEncoder, VisionTower, pixel_shuffle
 
 
@@ -39,7 +40,6 @@ class LlamaNemotronVision(VisionTower):
         self.vision = TileEncoder(
             vision.layer,
             vision.layers_used,
-            channels=vision.channels,
             patch=vision.patch_size,
             grid=vision.grid,
             final_norm=vision.final_norm,
@@ -76,10 +76,10 @@ class VisionStage(nn.Module):
 def vision_stage(tower: VisionTower, config: ModelConfig, *, dtype: str) -> StageModule:
     """The vision stage of a tower."""
     assert isinstance(tower, LlamaNemotronVision)
-    channels, size = config.vision.channels, config.image.tile_size
+    size = config.image.tile_size
     rows = ("units", config.tokens_per_tile, config.text.layer.hidden)
     return StageModule(
         module=VisionStage(tower).eval(),
-        inputs=(StageTensor(name="tiles", dtype="uint8", axes=("units", channels, size, size)),),
+        inputs=(StageTensor(name="tiles", dtype="uint8", axes=("units", CHANNELS, size, size)),),
         outputs=(StageTensor(name="vision_rows", dtype=dtype, axes=rows),),
     )

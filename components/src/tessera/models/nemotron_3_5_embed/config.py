@@ -25,7 +25,7 @@ from tessera.models.two_towers.images import (
     read_processing,
     read_processor,
 )
-from tessera.nn.spec import LayerSpec, TextSpec, linear_shapes, norm_shapes
+from tessera.nn.spec import CHANNELS, LayerSpec, TextSpec, linear_shapes, norm_shapes
 
 ARCHITECTURES: Final = ("Mistral3Model", "Mistral3ForConditionalGeneration")
 SETTINGS_FILE: Final = "processor_config.json"
@@ -53,12 +53,12 @@ class VisionConfig(PatchedVision):
         """The tower's tensors by canonical name, as files hold them."""
         hidden = self.layer.hidden
         shapes: Shapes = {
-            "vision.patch_conv.weight": (hidden, self.channels, self.patch_size, self.patch_size),
+            "vision.patch_conv.weight": (hidden, CHANNELS, self.patch_size, self.patch_size),
             "vision.ln_pre.weight": (hidden,),
         }
-        for number in range(self.layers):
-            for name, shape in self.layer.shapes().items():
-                shapes[f"vision.transformer.layers.{number}.{_stored(name)}"] = shape
+        for name, shape in self.layer.stacked(self.layers).items():
+            number, part, rest = name.split(".", 2)
+            shapes[f"vision.transformer.layers.{number}.{NAMES[part]}.{rest}"] = shape
         shapes |= norm_shapes("vision.projector.norm", hidden, bias=False)
         merged = hidden * self.merge**2
         shapes |= linear_shapes("vision.projector.patch_merger.merging_layer", merged, hidden, bias=False)
@@ -74,11 +74,6 @@ NAMES: Final = {
     "mlp": "feed_forward",
 }
 """The names of a layer's parts, and those that Pixtral's files have for them."""
-
-
-def _stored(name: str) -> str:
-    part, _, rest = name.partition(".")
-    return f"{NAMES[part]}.{rest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from tessera.checkpoint.declared import read_declared
 from tessera.checkpoint.weights import Shapes
-from tessera.errors import CheckpointError
 from tessera.image_plan import ImagePlan
 from tessera.models.base import (
     Content,
@@ -28,16 +27,13 @@ from tessera.models.base import (
     VisionSpec,
 )
 from tessera.models.chat import CHAT_FILES, Chat
-from tessera.models.declared import check_prompts, role_prompts
+from tessera.models.declared import role_prompts
 from tessera.models.nemotron_3_5_embed.config import ARCHITECTURES, SETTINGS_FILE, read_config
 from tessera.models.nemotron_3_5_embed.images import laid_out
 from tessera.models.options import MaxTokens, OptionsFamily
 from tessera.models.patches import PatchedImages
 from tessera.models.prompts import Segment
 from tessera.models.two_towers.images import PROCESSOR_FILE
-
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionTower
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +53,7 @@ class Nemotron35Embed(PatchedImages):
     """Implements ``tessera.models.base.Model``."""
 
     family = "nemotron_3_5_embed"
+    vision_class = "tessera.models.nemotron_3_5_embed.vision:PixtralVision"
     files = (*PatchedImages.files, PROCESSOR_FILE, SETTINGS_FILE, *CHAT_FILES)
     prefixes = (
         ("vision_tower.", "vision."),
@@ -81,13 +78,10 @@ class Nemotron35Embed(PatchedImages):
             declared=declared,
         )
         self.config, self.patched = config, config.vision
+        self.vision_config = config.vision
         self.resample = config.processing.resample
         image, row_end, image_end = map(self._tokenizer.id_of, config.marks)
-        if image != config.image_token:
-            raise CheckpointError(
-                f"{self._tokenizer.path}: {config.marks[0]} has id {image},"
-                f" but config.json says {config.image_token}"
-            )
+        self._tokenizer.require(config.marks[0], config.image_token, "config.json says")
         self.placeholder = image
         self.normalisation = config.processing.mean, config.processing.std
         self._image_marks = image, row_end, image_end
@@ -98,7 +92,6 @@ class Nemotron35Embed(PatchedImages):
             query=options.query_prompt,
             document=options.document_prompt,
         )
-        check_prompts(self.declared, self.prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """The turn of the images and the texts, which are joined as they are in place of the first."""
@@ -139,11 +132,6 @@ class Nemotron35Embed(PatchedImages):
     def unit_positions(self, image: ImagePlan) -> Int32Array:
         """int32 ``[2, units]``: row and column in patches."""
         return self.patched.places(image)[:2]
-
-    def vision_tower(self) -> VisionTower:
-        from tessera.models.nemotron_3_5_embed.vision import PixtralVision
-
-        return PixtralVision(self.config.vision)
 
     def vision_shapes(self) -> Shapes:
         return self.config.vision.shapes()

@@ -61,13 +61,7 @@ class PixtralVision(VisionTower):
         super().__init__()
         self.config = config
         layer = config.layer
-        self.patches = PatchEmbedding(
-            channels=config.channels,
-            area=config.patch_size**2,
-            hidden=layer.hidden,
-            bias=False,
-            patch=config.patch_size,
-        )
+        self.patches = PatchEmbedding(layer.hidden, config.patch_size, bias=False)
         self.ln_pre = RmsNorm(layer.hidden, eps=layer.eps)
         self.layers = Stack(layer, config.layers)
         self.projector = Projector(config)

@@ -10,7 +10,7 @@ import msgspec
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
-from tessera.models.declared import check_embeds, check_prompts, role_prompts
+from tessera.models.declared import check_embeds, role_prompts
 from tessera.models.decoder import check_architecture, max_positions
 from tessera.models.marks import Marks
 from tessera.models.options import MaxTokens, OptionsFamily
@@ -51,7 +51,6 @@ class Qwen3Embedding(TowerModel):
         # An option that was chosen wins over what is declared.
         chosen = own if options.query_instruction != DEFAULT_TASK else {}
         self.prompts = role_prompts(self.declared, {**NO_PROMPTS, **own}, found=chosen)
-        check_prompts(self.declared, self.prompts)
         self.marks = Marks(behind=(self._tokenizer.id_of(END_OF_TEXT),))
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:

@@ -7,12 +7,12 @@ from functools import cached_property
 from itertools import groupby
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from tessera.checkpoint.weights import Shapes
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import ConfigError
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Content, Int32Array, VisionSpec
 from tessera.models.patches import PatchedImages
@@ -22,9 +22,6 @@ from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.two_towers.images import PROCESSOR_FILE
-
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionTower
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +36,7 @@ class Qwen3VLBody(PatchedImages):
     """Base of families whose towers are Qwen3-VL's."""
 
     declares_causal = False
+    vision_class = "tessera.models.qwen3_vl_embedding.vision:Qwen3VLVision"
     files = (*PatchedImages.files, PROCESSOR_FILE, "processor_config.json")
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("visual.", "vision."), ("language_model.", "text."))
 
@@ -63,11 +61,9 @@ class Qwen3VLBody(PatchedImages):
             (VISION_START, config.vision_start),
             (VISION_END, config.vision_end),
         ):
-            if tokenizer.id_of(name) != token:
-                raise CheckpointError(
-                    f"{tokenizer.path}: {name} has id {tokenizer.id_of(name)}, but config.json says {token}"
-                )
+            tokenizer.require(name, token, "config.json says")
         self.config, self.patched = config, config.vision
+        self.vision_config = config.vision
         self.placeholder = config.image_token
         self.normalisation = config.mean, config.std
         self.limits = Limits(
@@ -114,11 +110,6 @@ class Qwen3VLBody(PatchedImages):
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         return self.patched.positions(self.vision_index(tokens), images, len(tokens))
-
-    def vision_tower(self) -> VisionTower:
-        from tessera.models.qwen3_vl_embedding.vision import Qwen3VLVision
-
-        return Qwen3VLVision(self.config.vision)
 
     def vision_shapes(self) -> Shapes:
         return vision_shapes(self.config.vision)

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from tessera.models.base import Content, Family
-from tessera.models.declared import check_embeds, check_prompts, role_prompts
+from tessera.models.declared import check_embeds, role_prompts
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
@@ -42,7 +42,6 @@ class Qwen3VLEmbedding(Qwen3VLBody):
         self._instruction = options.instruction
         # A prompt of this family is a system turn.
         self.prompts = role_prompts(self.declared, NO_PROMPTS)
-        check_prompts(self.declared, self.prompts)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""

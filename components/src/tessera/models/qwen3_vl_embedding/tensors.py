@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.checkpoint.weights import Shapes
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
-from tessera.nn.spec import linear_shapes, norm_shapes
+from tessera.nn.spec import CHANNELS, linear_shapes, norm_shapes
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -19,7 +19,7 @@ def expected(config: ModelConfig) -> Shapes:
 def vision_shapes(config: VisionConfig) -> Shapes:
     """The vision tower's tensors by canonical name."""
     hidden, wide = config.layer.hidden, config.layer.intermediate
-    patch = (config.channels, config.frames, config.patch_size, config.patch_size)
+    patch = (CHANNELS, config.frames, config.patch_size, config.patch_size)
     shapes: Shapes = {
         "patch_embed.proj.weight": (hidden, *patch),
         "patch_embed.proj.bias": (hidden,),

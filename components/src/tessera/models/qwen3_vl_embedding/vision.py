@@ -41,13 +41,7 @@ class Qwen3VLVision(VisionTower):
         super().__init__()
         self.config = config
         hidden = config.layer.hidden
-        self.patch_embed = PatchEmbedding(
-            channels=config.channels,
-            area=config.frames * config.patch_size**2,
-            hidden=hidden,
-            bias=True,
-            patch=config.patch_size,
-        )
+        self.patch_embed = PatchEmbedding(hidden, config.patch_size, bias=True, frames=config.frames)
         self.pos_embed = Table(config.grid**2, hidden)
         self.layers = Stack(config.layer, config.layers)
         self.merger = self._merger(norm_joined=False)

@@ -6,10 +6,9 @@ with. Attention sees the padding, and the state of the last token of all is pool
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -23,6 +22,7 @@ from tessera.models.base import Content, Family, Prompt, Truncate
 from tessera.models.marks import Marks
 from tessera.models.options import OptionsFamily
 from tessera.models.two_towers.config import (
+    BASE,
     Defaults,
     VisionConfig,
     check_channels,
@@ -38,20 +38,11 @@ from tessera.models.two_towers.images import (
 )
 from tessera.models.two_towers.model import TiledTowers, TwoTowers
 from tessera.models.two_towers.tensors import pool_shapes, stack_shapes
-from tessera.nn.spec import EncoderSpec, HeadSpec
-
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionTower
+from tessera.nn.spec import CHANNELS, EncoderSpec, HeadSpec
 
 Texts = Literal["auto", "canonical", "lower", "as_is"]
 
-_BASE: Final[Mapping[str, int]] = {
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-}
-_DEFAULTS: Final = Defaults(activation="gelu_pytorch_tanh", eps=1e-6, text=_BASE, vision=_BASE)
+_DEFAULTS: Final = Defaults(activation="gelu_pytorch_tanh", eps=1e-6, sizes=BASE)
 # The 32 marks of ASCII, as Python's ``string.punctuation`` lists them.
 _PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
 
@@ -95,7 +86,7 @@ class SiglipTexts(TwoTowers):
     @property
     def patch_shape(self) -> tuple[int, ...]:
         """The shape of one patch in the product that patches go through."""
-        return self.config.channels, self.config.patch_size, self.config.patch_size
+        return CHANNELS, self.config.patch_size, self.config.patch_size
 
     def vision_shapes(self) -> Shapes:
         vision = self.config
@@ -123,6 +114,7 @@ class Siglip(TiledTowers, SiglipTexts):
     """Implements ``tessera.models.base.Model``."""
 
     family = "siglip"
+    vision_class = "tessera.models.siglip.vision:SiglipVision"
 
     def __init__(self, path: Path, options: Options) -> None:
         config = Section.read(path / CONFIG_FILE)
@@ -135,16 +127,11 @@ class Siglip(TiledTowers, SiglipTexts):
         super().__init__(path, text, vision, processing, options, tokenizer=tokenizer)
         self.tiling = read_tiling(processor, size=size, patch=patch, crops=False)
 
-    def vision_tower(self) -> VisionTower:
-        from tessera.models.siglip.vision import SiglipVision
-
-        return SiglipVision(self.config)
-
 
 def read_text(config: Section) -> EncoderSpec:
     """Read the text tower; raises ``CheckpointError``."""
     section = tower_section(config, "text_config")
-    layer, layers = read_layer(section, _DEFAULTS.text, _DEFAULTS)
+    layer, layers = read_layer(section, _DEFAULTS)
     width = section.integer("projection_size", layer.hidden)
     return EncoderSpec(
         vocab_size=section.integer("vocab_size", 32_000),
@@ -161,7 +148,7 @@ def read_vision(section: Section, *, patch: int, grid: int) -> VisionConfig:
     check_channels(section)
     if not section.flag("vision_use_head", True):
         raise section.error("vision_use_head", "is false; without its head the tower makes no vector")
-    layer, layers = read_layer(section, _DEFAULTS.vision, _DEFAULTS)
+    layer, layers = read_layer(section, _DEFAULTS)
     return VisionConfig(layer=layer, layers=layers, patch_size=patch, grid=grid, width=layer.hidden)
 
 

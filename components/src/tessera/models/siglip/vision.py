@@ -26,13 +26,7 @@ class SiglipVision(VisionTower):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.encoder = TileEncoder(
-            config.layer,
-            config.layers,
-            channels=config.channels,
-            patch=config.patch_size,
-            grid=config.grid,
-        )
+        self.encoder = TileEncoder(config.layer, config.layers, patch=config.patch_size, grid=config.grid)
         self.head = AttentionPool(config.layer)
 
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:

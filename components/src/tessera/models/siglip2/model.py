@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -21,9 +21,7 @@ from tessera.models.siglip.model import SiglipTexts, Texts, read_text, read_visi
 from tessera.models.siglip2.patches import cut, grid_of
 from tessera.models.two_towers.config import tower_section
 from tessera.models.two_towers.images import HALF, check_same, read_processing, read_processor
-
-if TYPE_CHECKING:
-    from tessera.nn.vision import VisionTower
+from tessera.nn.spec import CHANNELS
 
 # Fewer are too few for the narrowest strip that there may be.
 _LEAST: Final = 16
@@ -43,6 +41,7 @@ class Siglip2(SiglipTexts):
     """Implements ``tessera.models.base.Model``."""
 
     family = "siglip2"
+    vision_class = "tessera.models.siglip2.vision:Siglip2Vision"
 
     def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at.
@@ -68,7 +67,7 @@ class Siglip2(SiglipTexts):
     @property
     def unit_shape(self) -> tuple[int, ...]:
         patch = self.config.patch_size
-        return self._most, self.config.channels, patch, patch
+        return self._most, CHANNELS, patch, patch
 
     @property
     def patches(self) -> int:
@@ -99,11 +98,6 @@ class Siglip2(SiglipTexts):
     @property
     def patch_shape(self) -> tuple[int, ...]:
         return (self.config.patch_features,)
-
-    def vision_tower(self) -> VisionTower:
-        from tessera.models.siglip2.vision import Siglip2Vision
-
-        return Siglip2Vision(self.config)
 
 
 FAMILY: Family = OptionsFamily(

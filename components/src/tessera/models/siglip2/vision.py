@@ -11,6 +11,7 @@ from tessera.models.two_towers.config import VisionConfig
 from tessera.nn.forms.plain import Form
 from tessera.nn.layer import LayerNorm, Stack, use
 from tessera.nn.sequences import Padded
+from tessera.nn.spec import CHANNELS
 from tessera.nn.table import Table
 from tessera.nn.vision import AttentionPool, PatchEmbedding, VisionTower
 
@@ -23,12 +24,9 @@ class Siglip2Vision(VisionTower):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        layer, area = config.layer, config.patch_size**2
+        layer = config.layer
         self._grid = config.grid
-        self._channels = config.channels
-        self.patches = PatchEmbedding(
-            channels=config.channels, area=area, hidden=layer.hidden, bias=True, patch=config.patch_size
-        )
+        self.patches = PatchEmbedding(layer.hidden, config.patch_size, bias=True)
         self.embed_positions = Table(config.grid**2, layer.hidden)
         self.layers = Stack(layer, config.layers)
         self.norm = LayerNorm(layer.hidden, eps=layer.eps)
@@ -37,7 +35,7 @@ class Siglip2Vision(VisionTower):
     def prepare(self, mean: Sequence[float], std: Sequence[float], device: torch.device, form: Form) -> None:
         # Files have a patch's pixels one after another, each with its channels.
         weight = self.patches.projection.weight
-        by_channel = weight.view(len(weight), -1, self._channels).transpose(1, 2).flatten(1).contiguous()
+        by_channel = weight.view(len(weight), -1, CHANNELS).transpose(1, 2).flatten(1).contiguous()
         self.patches.projection.weight = nn.Parameter(by_channel, requires_grad=False)
         self.patches.place_constants(mean, std, device)
         self.layers.prepare(form, start=self.patches, final=self.norm)

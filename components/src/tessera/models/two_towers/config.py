@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from tessera.checkpoint.section import Section
-from tessera.nn.spec import Activation, LayerSpec
+from tessera.nn.spec import CHANNELS, Activation, LayerSpec
 
 _ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
-_CHANNELS: Final = 3
+
+BASE: Final[Mapping[str, int]] = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+}
+"""The sizes of a vision transformer's base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +32,10 @@ class VisionConfig:
     patch_size: int
     grid: int
     width: int
-    channels: int = _CHANNELS
 
     @property
     def patch_features(self) -> int:
-        return self.channels * self.patch_size**2
+        return CHANNELS * self.patch_size**2
 
     def activations(self, patches: int) -> int:
         """Elements alive at the widest point of so many patches, beside the weights."""
@@ -40,12 +46,11 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a key that is absent means, by the class in ``transformers``: sizes of both towers' layers."""
+    """What an absent key of a tower means, by its class in ``transformers``; ``sizes`` are by their keys."""
 
     activation: str
     eps: float
-    text: Mapping[str, int]
-    vision: Mapping[str, int]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def tower_section(config: Section, key: str, *, first_years: bool = False) -> Section:
@@ -57,11 +62,11 @@ def tower_section(config: Section, key: str, *, first_years: bool = False) -> Se
     return Section(path=older.path, prefix=older.prefix, values={**section.values, **older.values})
 
 
-def read_layer(section: Section, sizes: Mapping[str, int], defaults: Defaults) -> tuple[LayerSpec, int]:
+def read_layer(section: Section, defaults: Defaults) -> tuple[LayerSpec, int]:
     """Read the layers of a tower, and how many there are; raises ``CheckpointError``."""
 
     def size(key: str) -> int:
-        return section.integer(key, sizes[key])
+        return section.integer(key, defaults.sizes.get(key))
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     if hidden % heads:
@@ -78,8 +83,8 @@ def read_layer(section: Section, sizes: Mapping[str, int], defaults: Defaults) -
 
 def check_channels(section: Section) -> None:
     """Raise ``CheckpointError`` unless images have the three channels of RGB."""
-    if (channels := section.integer("num_channels", _CHANNELS)) != _CHANNELS:
-        raise section.error("num_channels", f"must be {_CHANNELS}, those of RGB, not {channels}")
+    if (channels := section.integer("num_channels", CHANNELS)) != CHANNELS:
+        raise section.error("num_channels", f"must be {CHANNELS}, those of RGB, not {channels}")
 
 
 def read_sizes(section: Section, *, image_size: int, patch_size: int) -> tuple[int, int]:

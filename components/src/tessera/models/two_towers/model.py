@@ -32,7 +32,7 @@ from tessera.models.tower import NO_PROMPTS, TowerModel
 from tessera.models.two_towers.config import VisionConfig
 from tessera.models.two_towers.images import PROCESSOR_FILE, Processing, Tiling
 from tessera.models.two_towers.tensors import canonical
-from tessera.nn.spec import EncoderSpec
+from tessera.nn.spec import CHANNELS, EncoderSpec
 
 _ONE: Final = ImagePlan(units=1, rows=1)
 
@@ -60,7 +60,7 @@ class TwoTowers(TowerModel):
                 f"{path / CONFIG_FILE}: the text tower's vectors are {self.text.width} wide,"
                 f" those of the vision tower {vision.width}"
             )
-        self.config = vision
+        self.config = self.vision_config = vision
         self.processing = processing
         self.normalisation = processing.mean, processing.std
         self.placeholder = text.vocab_size
@@ -120,7 +120,7 @@ class TiledTowers(TwoTowers):
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        return self.config.channels, self.tiling.kept, self.tiling.kept
+        return CHANNELS, self.tiling.kept, self.tiling.kept
 
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         return Pixels(values=self.tiling.cut(picture, self.processing, empty), plan=_ONE)

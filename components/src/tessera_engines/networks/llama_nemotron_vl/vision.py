@@ -7,6 +7,7 @@ from typing import cast
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.vision import LlamaNemotronVision
 from tessera.nn.layer import Layer, LayerNorm, Mlp
+from tessera.nn.spec import CHANNELS
 from tessera_engines.networks.graph import UNITS, Node
 from tessera_engines.networks.llama_nemotron_vl.arithmetic import Arithmetic
 
@@ -22,7 +23,7 @@ class VisionNetwork:
 
     def tiles(self) -> Node:
         size = self._config.image.tile_size
-        return self._graph.input("tiles", "uint8", (UNITS, self._config.vision.channels, size, size))
+        return self._graph.input("tiles", "uint8", (UNITS, CHANNELS, size, size))
 
     def rows(self, tiles: Node) -> Node:
         """``[tiles, tokens_per_tile, hidden]`` in the products' type."""
@@ -40,7 +41,7 @@ class VisionNetwork:
     def _embedded(self, tiles: Node) -> Node:
         graph, vision, encoder = self._graph, self._config.vision, self._tower.vision
         grid, patch = vision.grid, vision.patch_size
-        pixels = graph.reshape(graph.cast(tiles, "float32"), (0, vision.channels, grid, patch, grid, patch))
+        pixels = graph.reshape(graph.cast(tiles, "float32"), (0, CHANNELS, grid, patch, grid, patch))
         patches = graph.reshape(
             graph.permute(pixels, (0, 2, 4, 1, 3, 5)), (0, grid * grid, vision.patch_features)
         )
@@ -90,7 +91,7 @@ class VisionNetwork:
         order = (0, 1, 3, 2, 4, 5) if projector.version == "v2" else (0, 3, 1, 2, 4, 5)
         joined = graph.reshape(graph.permute(blocks, order), (0, edge * edge, factor**2 * channels))
         merger = self._tower.projector
-        normed = arithmetic.layer_norm(joined, cast(LayerNorm, merger.norm))
+        normed = arithmetic.layer_norm(joined, merger.norm)
         wide = arithmetic.linear(normed, merger.linear_1)
         active = arithmetic.narrowed(arithmetic.activation(wide, "gelu"))
         return arithmetic.linear(active, merger.linear_2)
