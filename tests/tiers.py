@@ -87,7 +87,6 @@ FIRST = (
     "test_request_path.py",
     "benchmarks/test_all.py",
     "e2e/faults/test_hosts.py",
-    "parity of llama_nemotron_embed",
     "models/llama_nemotron_vl/test_parity.py",
 )
 

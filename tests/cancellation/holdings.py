@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Final
 
 from tessera.cache import BoundedLru
-from tessera.frontend.http.middleware import AnswerCounts
 from tessera.logs import Line, RequestLine
 from tessera.rpc.client import _Channel
 from tessera_kserve.statistics import Statistics
@@ -20,9 +19,9 @@ from tests.waiting import until
 
 # Bounded by themselves: what a cache or a ring of past calls holds is given back by nobody.
 # Names of a metric's labels are kept for good; lines wait to be written together.
-_SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics)
-# When an instance answered last, which is forgotten with one that is set aside; the number of the next call.
-_GOING_ON: Final = ("_numbers",)
+_SKIPPED: Final = (BoundedLru, Line, RequestLine, Statistics)
+# The number of the next call; what a connection to an image's host may yet read in its round.
+_GOING_ON: Final = ("_numbers", "_left")
 # The runtime opens and closes connections as calls come and are ended: they are compared after calls that
 # went well, when there are as many as it wants.
 _TASKS: Final = "tasks of "

@@ -187,7 +187,7 @@ def test_the_server_says_that_it_has_it(kserve: KserveClient) -> None:
         ("new", {"device_id": -1}, "device_id: the region 'tessera-card-new' is on none of the 2 GPUs"),
         ("new", {"byte_size": 0}, "byte_size: expected more than 0"),
         ("new", {"byte_size": 4097}, "'tessera-card-new' is to have 4097 bytes, and its memory has 4096"),
-        ("new", {"byte_size": (1 << 64) - 1}, "'tessera-card-new' is to have 18446744073709551615 bytes"),
+        ("new", {"byte_size": (1 << 63) - 1}, "'tessera-card-new' is to have 9223372036854775807 bytes"),
     ],
 )
 def test_what_is_no_region_is_refused(
