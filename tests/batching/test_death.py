@@ -147,7 +147,7 @@ async def test_a_batch_that_breaks_the_contract_ends_the_engine(
 ) -> None:
     died = Deaths()
     batcher = make_batcher(lambda payloads: Broken(member), depth=2, budget=10, died=died)
-    await all_fail([batcher.submit(payload, 5) for payload in range(load)], f"{member} is broken")
+    await all_fail(submitted(batcher, load), f"{member} is broken")
     with pytest.raises(EngineDead):
         batcher.submit(1, 1, admitted=True)
     assert len(died.errors) == 1
