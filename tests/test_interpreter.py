@@ -38,7 +38,7 @@ def test_a_thread_that_came_later_than_it_was_waited_for_ends(bystander: Bystand
 
 
 def test_a_thread_comes_to_its_turns_while_the_loop_is_busy() -> None:
-    """In 600 rounds it had none to three, where it and the loop had a core each; now some 30."""
+    """In 600 rounds it had none to three, where it and the loop had a core each; now 100 and more."""
     turns, over = 0, threading.Event()
 
     def take_turns() -> None:
