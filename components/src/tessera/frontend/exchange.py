@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 # It is echoed in a header and in logs, where a line break would forge another line.
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+# Seeded by the system once. To ask it for each id lets go of the interpreter: beside 2208cbcb, a frontend
+# took 1.07 +- 0.04 of the processor time with 64 at once, and 0.97 +- 0.05 without.
+_IDS: Final = random.Random()
 
 
 class Exchange(msgspec.Struct, eq=False, kw_only=True):
@@ -163,4 +166,4 @@ def exchange_of(scope: Scope) -> Exchange:
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the id that a client gave its request, or a new one: 32 hexadecimal digits."""
     given = headers.get(b"x-request-id", b"")
-    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"

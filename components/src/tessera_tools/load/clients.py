@@ -138,7 +138,8 @@ def drive(
             workload=workload,
             concurrency=int(loop) // count + (number < int(loop) % count),
             rate=loop / count if load.open_loop else None,
-            seed=time.time_ns() % 1_000_000 + number if workload.fresh else number,
+            # What comes again is one set, whoever sends it.
+            seed=time.time_ns() % 1_000_000 + number if workload.fresh else 0,
         )
         process = context.Process(target=run, args=(plan, theirs), daemon=True)
         process.start()
