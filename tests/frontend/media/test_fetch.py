@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import socket
+from contextlib import ExitStack
 
 import httpcore2
 import pytest
@@ -275,6 +277,35 @@ async def test_a_name_server_that_hangs_is_cut_off() -> None:
             "http://slow.example/", param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30)
         )
     await fetcher.close()
+
+
+async def test_an_address_that_answers_nothing_leaves_time_for_the_next() -> None:
+    class Loopback(LoopbackPolicy):
+        def address_refusal(self, address: str) -> str | None:
+            return None
+
+    async def both(host: str, port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"a picture"))
+
+    async with server(handler) as port:
+        with socket.create_server(("127.0.0.2", port), backlog=0) as silent, ExitStack() as waiting:
+            # Whoever connects behind these is not answered.
+            for _ in range(4):
+                full = waiting.enter_context(socket.socket())
+                full.setblocking(False)
+                full.connect_ex(silent.getsockname())
+            fetcher = Fetcher(Loopback(connect_timeout=20), resolver=both)
+            found = await fetcher.get(
+                f"http://two.example:{port}/",
+                param="input",
+                deadline=Deadline.after(60),
+                budget=MediaBudget(1 << 30),
+            )
+            await fetcher.close()
+    assert found == b"a picture"
 
 
 async def test_fetches_are_bounded_and_slots_come_back() -> None:

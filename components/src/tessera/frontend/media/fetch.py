@@ -95,6 +95,7 @@ def bound_look_ups() -> None:
 _FRAMING_BYTES: Final = 8 * ROUND_BYTES
 # Of a name's addresses, those that are judged and tried: each takes 20 to 40 µs, and a zone may have 4,000.
 _MOST_ADDRESSES: Final = 32
+_PATIENT_TRIES: Final = 3
 
 
 class BoundedStream(httpcore2.AsyncNetworkStream):
@@ -252,10 +253,12 @@ class VettedBackend(httpcore2.AsyncNetworkBackend):
                 failure: Exception | None = None
                 for address in addresses:
                     try:
-                        return await self._connector.connect_tcp(
-                            address, port, None, local_address, socket_options
-                        )
-                    except httpcore2.ConnectError as error:
+                        # One that answers nothing leaves the next ones their share of the time.
+                        async with asyncio.timeout(timeout and timeout / min(len(addresses), _PATIENT_TRIES)):
+                            return await self._connector.connect_tcp(
+                                address, port, None, local_address, socket_options
+                            )
+                    except (httpcore2.ConnectError, TimeoutError) as error:
                         failure = error
                 raise failure or httpcore2.ConnectError("the name has no address")
         except TimeoutError as error:
