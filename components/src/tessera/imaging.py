@@ -382,12 +382,13 @@ class Picture:
             plane[...] = (levels >> 8 * colour).reshape(plane.shape)
 
     def _resized(self, size: tuple[int, int], resample: Image.Resampling, part: Part | None) -> Levels:
+        """``part`` of what the image is when it is resized; ``MemoryError`` where there is none for that."""
         # The widened support of Pillow's filters is the antialiasing that the references rely on.
         if size == self.size:
             levels = self.levels
         elif resample in REACHES and (library := compiled()) and library.resizes(*self.size, *size):
-            before, levels = np.ascontiguousarray(self.levels), np.empty(size[::-1], np.uint32)
-            if not library.resize(before, *before.shape[::-1], levels, *size, REACHES[resample]):
+            levels = np.empty(size[::-1], np.uint32)
+            if not library.resize(self.levels, *self.size, levels, *size, REACHES[resample]):
                 raise MemoryError("no memory for resizing an image")
         else:
             image = self.image
