@@ -387,8 +387,8 @@ class Picture:
         if size == self.size:
             levels = self.levels
         elif resample in REACHES and (library := compiled()) and library.resizes(*self.size, *size):
-            levels = np.empty(size[::-1], np.uint32)
-            if not library.resize(self.levels, *self.size, levels, *size, REACHES[resample]):
+            before, levels = self.levels, np.empty(size[::-1], np.uint32)
+            if not library.resize(before, *before.shape[::-1], levels, *size, REACHES[resample]):
                 raise MemoryError("no memory for resizing an image")
         else:
             image = self.image
