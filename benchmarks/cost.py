@@ -225,6 +225,9 @@ def worktree(commit: str) -> Iterator[Path]:
         git = ["git", "-C", str(_ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
         try:
+            # What is compiled lies in the source tree.
+            build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", "--inplace"]
+            subprocess.run(build, cwd=tree, check=True, capture_output=True)
             yield tree
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import platform
 import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,14 +24,14 @@ pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark
 INSTALL = ROOT / "scripts" / "install-offline"
 SETUP = ROOT / "scripts" / "setup"
 PART_MB = 40
-SPLIT = runpy.run_path(str(ROOT / "scripts" / "bundle"), run_name="bundle")["split"]
+BUNDLE = runpy.run_path(str(ROOT / "scripts" / "bundle"), run_name="bundle")
 
 
 @pytest.fixture(scope="module")
 def parts(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle in parts, as --part-mb leaves it."""
     folder = tmp_path_factory.mktemp("parts")
-    SPLIT(bundle, folder, PART_MB << 20)
+    BUNDLE["split"](bundle, folder, PART_MB << 20)
     return folder
 
 
@@ -54,6 +56,21 @@ def test_the_environment_has_a_frontend_and_no_torch(bare_frontend: Path) -> Non
     code = "import importlib.util as u, tessera.frontend.__main__; print(u.find_spec('torch'))"
     ran = subprocess.run([bare_frontend, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, "None"), ran.stderr
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_environment_resizes_images_by_what_was_compiled(bare_frontend: Path) -> None:
+    code = "from tessera.resampling import compiled; print(compiled())"
+    ran = subprocess.run([bare_frontend, "-c", code], capture_output=True, text=True, check=False)
+    assert "site-packages/tessera/_resampling.abi3.so" in ran.stdout, ran.stderr
+
+
+def test_a_wheel_for_another_processor_is_built_without_a_compiler(bundle: Path, tmp_path: Path) -> None:
+    other = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
+    wheel = BUNDLE["build"](tmp_path, other)
+    assert wheel.name.endswith(f"-cp311-abi3-linux_{other}.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "tessera/resampling.py" in names and not [name for name in names if name.endswith(".so")]
 
 
 def test_no_part_is_larger_than_was_asked_for(parts: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image, ImageCms
 
 from tessera import imaging
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
-from tessera.imaging import FORMATS, Picture, decode, plain_jpeg_image, plain_jpeg_pixels, plain_jpeg_size
+from tessera.imaging import FORMATS, Picture, decode, plain_jpeg_pixels, plain_jpeg_size
 from tests.imaging.test_file import encoded
 
 WIDTH, HEIGHT = 75, 50
@@ -71,8 +71,8 @@ def test_a_plain_jpeg_is_decoded_as_by_pillow(options: dict[str, object], size: 
     picture = Picture(data, param="input")
     assert picture.size == size
     np.testing.assert_array_equal(written(picture), by_pillow(data))
-    image = plain_jpeg_image(data, size)
-    assert image is not None and image.mode == "RGB"
+    image = Picture(data, param="input").image
+    assert image.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(image), by_pillow(data))
 
 
@@ -101,7 +101,6 @@ def test_a_plain_jpeg_is_decoded_as_by_pillow(options: dict[str, object], size: 
 def test_what_is_not_plain_is_left_to_pillow(data: bytes) -> None:
     assert plain_jpeg_size(data) is None
     assert plain_jpeg_pixels(data, (WIDTH, HEIGHT)) is None
-    assert plain_jpeg_image(data, (WIDTH, HEIGHT)) is None
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

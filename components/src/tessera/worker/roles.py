@@ -24,6 +24,7 @@ from tessera.errors import ConfigError, EngineDead
 from tessera.imaging import needs_threads
 from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
+from tessera.resampling import compiled
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox
@@ -207,6 +208,8 @@ class Builder:
 
     def _decoder(self, model: Model, vision: VisionSpec) -> Decoder:
         stages = self.settings.stages
+        # Decoders look for themselves, and log nothing.
+        compiled()
         if stages.preprocess == "threads":
             return ThreadDecoder(model, max_pixels=self.settings.max_image_pixels)
         limits = Limits(

@@ -78,7 +78,7 @@ def cut(picture: Picture, config: ImageConfig, empty: Empty = np.empty) -> UInt8
     tiles: UInt8Array = empty((count + thumbnail, 3, size, size), np.uint8)
     by_row = tiles[:count].reshape(rows, columns, 3, size, size).transpose(2, 0, 3, 1, 4)
     if thumbnail:
-        # First: what is resized has to be decoded by Pillow, and then is there for the tiles as well.
+        # First: where Pillow resizes, what it decoded for that is there for the tiles as well.
         picture.write(tiles[count], (size, size))
     picture.write(by_row, (columns * size, rows * size))
     return tiles
