@@ -53,7 +53,7 @@ async def given_back(bob: Asker, rest: int = 0) -> None:
     if rest:
         pid = frontend_pid(bob.url)
         await until(
-            lambda: resident_bytes(pid) < rest + 100 * MIB, said=lambda: f"{resident_bytes(pid)}, {rest}"
+            lambda: resident_bytes(pid) < rest + 32 * MIB, said=lambda: f"{resident_bytes(pid)}, {rest}"
         )
 
 
@@ -63,6 +63,7 @@ async def given_back(bob: Asker, rest: int = 0) -> None:
     [
         "60 MB of []",
         '60 MB of ""',
+        "4.2 million token ids",
         "24 messages, wrong key",
         "30 half bodies",
         "30 half bodies, KServe",
