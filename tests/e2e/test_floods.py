@@ -52,9 +52,7 @@ async def given_back(bob: Asker, rest: int = 0, more: int = 32 * MIB) -> None:
     await until(idle)
     if rest:
         pid = frontend_pid(bob.url)
-        await until(
-            lambda: resident_bytes(pid) < rest + more, said=lambda: f"{resident_bytes(pid)}, {rest}"
-        )
+        await until(lambda: resident_bytes(pid) < rest + more, said=lambda: f"{resident_bytes(pid)}, {rest}")
 
 
 @pytest.mark.kserve
