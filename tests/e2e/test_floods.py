@@ -43,8 +43,8 @@ async def answered(bob: Asker, *images: str) -> None:
         assert answer.status_code == 200, (url, answer.text)
 
 
-async def given_back(bob: Asker, rest: int = 0, more: int = 32 * MIB) -> None:
-    """Wait until no request is left, even of a client that has gone, and little memory beyond ``rest``."""
+async def given_back(bob: Asker, rest: int = 0) -> None:
+    """Wait until no request is left, not even of a client that has gone, and no memory beyond ``rest``."""
 
     async def idle() -> bool:
         return not await bob.in_flight()
@@ -52,7 +52,9 @@ async def given_back(bob: Asker, rest: int = 0, more: int = 32 * MIB) -> None:
     await until(idle)
     if rest:
         pid = frontend_pid(bob.url)
-        await until(lambda: resident_bytes(pid) < rest + more, said=lambda: f"{resident_bytes(pid)}, {rest}")
+        await until(
+            lambda: resident_bytes(pid) < rest + 100 * MIB, said=lambda: f"{resident_bytes(pid)}, {rest}"
+        )
 
 
 @pytest.mark.kserve
@@ -82,8 +84,7 @@ async def test_another_key_is_answered_within_a_second(
                 await Felt(service, bob).answers(host.url)
                 assert flood.poll() is None
             assert peak_bytes(pid) - rest < BUDGET + 512 * MIB
-            # Of texts whose clients leave 58 MiB stayed, nobody knows yet in what.
-            await given_back(bob, rest, 100 * MIB if name.endswith("leave") else 32 * MIB)
+            await given_back(bob, rest)
 
 
 async def test_long_texts_of_a_key_leave_threads_and_processes_to_others(
