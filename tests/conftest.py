@@ -81,6 +81,15 @@ def _signals_arrive() -> Iterator[None]:
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What is left of a cycle stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def photos() -> dict[str, bytes]:
     """Two real photographs, 640x427 JPEG each."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
 from tessera.budgets import Budget
 from tessera.errors import Overloaded
+from tessera.tasks import run_all
 from tests.waiting import all_turns
+
+
+@dataclass(eq=False)
+class Holding:
+    """Stands for a request."""
+
+    held_bytes: int = 0
 
 
 def fill(budget: Budget, client: str, amount: int = 1) -> int:
@@ -108,13 +117,13 @@ async def test_who_waits_is_let_in_in_order_and_keeps_no_other_client_waiting() 
     let_in: list[int] = []
 
     async def hold(amount: int) -> None:
-        await budget.hold_in_turn("alice", amount, 60)
+        await budget.hold_in_turn("alice", amount, 60, Holding())
         let_in.append(amount)
 
     # The second would fit, and the first would never have its turn if such ones went by.
     waiting = [asyncio.create_task(hold(amount)) for amount in (60, 5)]
     await all_turns()
-    await budget.hold_in_turn("bob", 5, 60)
+    await budget.hold_in_turn("bob", 5, 60, Holding())
     assert not let_in
     budget.give("bob", 5)
     budget.give("alice", 70)
@@ -122,17 +131,42 @@ async def test_who_waits_is_let_in_in_order_and_keeps_no_other_client_waiting() 
     assert let_in == [60, 5] and budget.used == budget.held("alice") == 65
 
 
+@pytest.mark.parametrize("clients", ["aa", "ab", "a"])
+async def test_where_those_who_wait_hold_all_there_is_the_first_gives_it_back_at_once(clients: str) -> None:
+    budget = Budget(lambda: 90 if "b" in clients else 80)
+    requests = [Holding() for _ in clients]
+    refused: list[Holding] = []
+
+    async def bring(client: str, request: Holding, amount: int) -> None:
+        await budget.hold_in_turn(client, amount, 3600, request)
+        request.held_bytes += amount
+
+    async def work(client: str, request: Holding) -> None:
+        try:
+            # More than there is room for beside each other.
+            await run_all([bring(client, request, 15) for _ in range(2)])
+        except Overloaded:
+            refused.append(request)
+        finally:
+            budget.give(client, request.held_bytes)
+
+    for client, request in zip(clients, requests, strict=True):
+        await bring(client, request, 60 // len(clients))
+    await run_all([work(*each) for each in zip(clients, requests, strict=True)])
+    assert refused == requests[:1] and budget.used == 0
+
+
 async def test_who_waits_in_vain_holds_nothing_and_leaves_the_line() -> None:
     budget = Budget(lambda: 100)
     budget.take("alice", 80)
-    gone = asyncio.create_task(budget.hold_in_turn("alice", 50, 60))
+    gone = asyncio.create_task(budget.hold_in_turn("alice", 50, 60, Holding()))
     await all_turns()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
     with pytest.raises(Overloaded, match="share"):
-        await budget.hold_in_turn("alice", 20, 0.05)
+        await budget.hold_in_turn("alice", 20, 0.05, Holding())
     assert budget.used == 80
     budget.give("alice", 80)
-    await budget.hold_in_turn("alice", 50, 60)
+    await budget.hold_in_turn("alice", 50, 60, Holding())
     assert budget.used == 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 
@@ -233,6 +234,31 @@ async def test_what_work_raises_is_nobodys_whose_caller_has_gone() -> None:
     gc.collect()
     await settle()
     assert reported == []
+    threads.close()
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_what_failed_work_had_goes_with_its_caller() -> None:
+    class Body:
+        """Stands for the megabytes of a request."""
+
+    threads, go = Threads(1, "test"), threading.Event()
+
+    def fail(body: Body) -> None:
+        go.wait(60)
+        raise ZeroDivisionError
+
+    left = weakref.ref(body := Body())
+    gone = asyncio.create_task(threads.run(partial(fail, body)))
+    del body
+    await settle()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    go.set()
+    del gone
+    await asyncio.wait_for(threads.run(lambda: None), 60)
+    assert left() is None
     threads.close()
 
 

@@ -63,6 +63,7 @@ async def given_back(bob: Asker, rest: int = 0) -> None:
     [
         "60 MB of []",
         '60 MB of ""',
+        "4.2 million token ids",
         "24 messages, wrong key",
         "30 half bodies",
         "30 half bodies, KServe",

@@ -17,6 +17,12 @@ _FACTOR: Final = 4
 _LOOK_SECONDS: Final = 0.01
 
 
+class Holder(Protocol):
+    """A request, which holds bytes of a budget until its answer."""
+
+    held_bytes: int
+
+
 class Budget:
     """Counts what is in use, in tokens or units, against a limit that may change at any time.
 
@@ -27,7 +33,17 @@ class Budget:
     ``whole`` and the ``unit``; ``refused`` is called for each. Owned by one event loop.
     """
 
-    __slots__ = ("_held", "_limit", "_lines", "_retry_after", "_unit", "_used", "_whole", "refused")
+    __slots__ = (
+        "_held",
+        "_limit",
+        "_lines",
+        "_retry_after",
+        "_unit",
+        "_used",
+        "_waiting",
+        "_whole",
+        "refused",
+    )
 
     def __init__(
         self,
@@ -46,6 +62,8 @@ class Budget:
         self._held: dict[str, int] = {}
         # Those who wait, by client.
         self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Of all clients, for each amount, in their order.
+        self._waiting: list[Holder] = []
 
     @property
     def used(self) -> int:
@@ -98,18 +116,22 @@ class Budget:
         self.check(client, amount)
         self.take(client, amount)
 
-    async def hold_in_turn(self, client: str, amount: int, seconds: float) -> None:
+    async def hold_in_turn(self, client: str, amount: int, seconds: float, holder: Holder) -> None:
         """Take an amount once it is admitted, behind what the client waits for already.
 
-        Raises ``Overloaded`` where that is not within so many ``seconds``.
+        Raises ``Overloaded`` where that is not within so many ``seconds``, and at once for the first of all
+        who wait where these hold all there is: nobody else would give anything back.
         """
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = asyncio.Lock()
+        self._waiting.append(holder)
         try:
             async with asyncio.timeout(seconds) as limit, line:
                 # A look costs a few µs, and one client looks once, however much of its waits.
-                while not self.admits(client, amount):  # noqa: ASYNC110
+                while not self.admits(client, amount):
+                    if self._waiting[0] is holder and self._all_wait():
+                        limit.reschedule(0)
                     await asyncio.sleep(_LOOK_SECONDS)
                 self.take(client, amount)
         except TimeoutError:
@@ -117,6 +139,11 @@ class Budget:
                 raise
             self.refused()
             raise self.overloaded(client, amount) from None
+        finally:
+            self._waiting.remove(holder)
+
+    def _all_wait(self) -> bool:
+        return sum([holder.held_bytes for holder in set(self._waiting)]) >= self.used
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount

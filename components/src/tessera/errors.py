@@ -70,6 +70,17 @@ class TesseraError(Exception):
         message = f"{param}: {rest}" if rest != self.message or self.param is None else self.message
         return type(self)(message, param=param, retry_after=self.retry_after)
 
+    def kept(self) -> Self:
+        """Return the same error as a result, which no longer knows the frames that it has left.
+
+        Frames hold what they work on, and those that called them, down to a thread's with its result: a cycle
+        that only a full collection takes apart. 8,192 inputs of 512 token ids, refused, stayed for minutes.
+        """
+        error: BaseException | None = self
+        while error is not None and error.__traceback__ is not None:
+            error = error.with_traceback(None).__context__
+        return self
+
 
 class ConfigError(TesseraError):
     code = "config_error"

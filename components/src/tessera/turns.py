@@ -251,6 +251,8 @@ class Threads:
             # A future takes every error but this one.
             error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
         self._ended.append((client, result, made, error))
+        # It holds this frame and what was worked on, 60 MB of a body: for good where the caller has gone.
+        del error
         if not self._telling:
             self._telling = True
             loop.call_soon_threadsafe(self._tell)

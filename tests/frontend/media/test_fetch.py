@@ -13,8 +13,10 @@ import pytest
 
 from tessera.budgets import Budget
 from tessera.errors import DeadlineExceeded, MediaFetchError, Overloaded, PayloadTooLarge, TesseraError
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.fetch import BoundedStream, Fetcher, SystemResolver, bound_look_ups
+from tessera.logs import RequestLine
 from tessera.tasks import Deadline
 from tessera.turns import Rounds
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
@@ -34,6 +36,11 @@ class Names:
         if answers is None:
             return [host]
         return [answers.pop(0) if len(answers) > 1 else answers[0]]
+
+
+def holding(budget: Budget) -> Exchange:
+    line, deadline = RequestLine("test"), Deadline.after(100)
+    return Exchange(line=line, deadline=deadline, path="/", bodies=budget, client="alice")
 
 
 async def get(
@@ -685,9 +692,6 @@ async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool)
         if not announced:
             writer.write(b"0\r\n\r\n")
 
-    async def hold(nbytes: int, seconds: float) -> None:
-        await budget.hold_in_turn("alice", nbytes, seconds)
-
     budget.take("bob", 2 * size)
     async with server(handler) as port:
         fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
@@ -696,7 +700,7 @@ async def test_no_more_of_a_body_is_read_than_there_is_room_for(announced: bool)
                 f"http://127.0.0.1:{port}/",
                 param="input",
                 deadline=Deadline.after(100),
-                budget=MediaBudget(1 << 30, "alice", hold),
+                budget=MediaBudget(1 << 30, "alice", holding(budget).hold_in_turn),
             )
         )
         clock, seen, since = asyncio.get_running_loop().time, -1, 0.0
@@ -718,9 +722,6 @@ async def test_a_body_that_finds_no_room_in_time_is_refused() -> None:
     budget = Budget(lambda: 100, unit="bytes")
     budget.take("alice", 70)
 
-    async def hold(nbytes: int, seconds: float) -> None:
-        await budget.hold_in_turn("alice", nbytes, seconds)
-
     async def handler(head: str, writer: asyncio.StreamWriter) -> None:
         writer.write(response(b"x" * 50))
 
@@ -732,7 +733,7 @@ async def test_a_body_that_finds_no_room_in_time_is_refused() -> None:
                 f"http://127.0.0.1:{port}/",
                 param="input",
                 deadline=Deadline.after(100),
-                budget=MediaBudget(1 << 30, "alice", hold),
+                budget=MediaBudget(1 << 30, "alice", holding(budget).hold_in_turn),
             )
         await fetcher.close()
     assert budget.held("alice") == 70

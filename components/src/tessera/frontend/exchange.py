@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.types import Scope
 
+from tessera.budgets import Budget
 from tessera.free_memory import free_aside
 from tessera.frontend.admission.rate import RateLimiter
-from tessera.frontend.admission.room import GroupBudget, Ticket
+from tessera.frontend.admission.room import Ticket
 from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
@@ -50,7 +51,7 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     headers: Mapping[bytes, bytes] = msgspec.field(default_factory=dict)
     body_bytes: int | None = None
     rates: RateLimiter | None = None
-    bodies: GroupBudget | None = None
+    bodies: Budget | None = None
     departure: Departure = msgspec.field(default_factory=Departure)
     key: str = ANONYMOUS
     client: str = ""
@@ -126,10 +127,10 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     async def hold_in_turn(self, nbytes: int, seconds: float) -> None:
         """Hold bytes that somebody else will send, once there is room for them.
 
-        Raises ``Overloaded`` where that is not within so many ``seconds``.
+        Raises ``Overloaded`` as ``Budget.hold_in_turn``.
         """
         if self.bodies is not None:
-            await self.bodies.hold_in_turn(self.client, nbytes, seconds)
+            await self.bodies.hold_in_turn(self.client, nbytes, seconds, self)
             self.held_bytes += nbytes
 
     def hold_only(self, nbytes: int) -> None:

@@ -516,7 +516,7 @@ class InputTask(msgspec.Struct, frozen=True):
         try:
             return [model.prompt(self.content, max_tokens=most, truncate=truncate, param=self.param)]
         except TesseraError as error:
-            return [error]
+            return [error.kept()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,7 +535,7 @@ class Pairs:
         try:
             return [*model.pairs(self)]
         except TesseraError as error:
-            return [error] * len(self.documents)
+            return [error.kept()] * len(self.documents)
 
 
 @runtime_checkable

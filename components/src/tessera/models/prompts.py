@@ -60,7 +60,7 @@ def each_prompt(calls: Iterable[Callable[[], Prompt]]) -> list[Prompt | InvalidI
         try:
             prompts.append(call())
         except InvalidInput as error:
-            prompts.append(error)
+            prompts.append(error.kept())
     return prompts
 
 

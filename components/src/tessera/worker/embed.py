@@ -246,7 +246,7 @@ class RequestInFlight:
         try:
             packed = service.items.read(item, request.outputs)
         except TesseraError as error:
-            self._parts[index] = error
+            self._parts[index] = error.kept()
             return
         if item.images or self._queries:
             work = self._with_images(index, item, packed)

@@ -607,7 +607,7 @@ def _read_or_fail(
     try:
         return read(value, param, builder, modality)
     except InvalidInput as error:
-        return Input(parts=(), role=Role.NONE, param=param, malformed=error)
+        return Input(parts=(), role=Role.NONE, param=param, malformed=error.kept())
 
 
 def _read_messages(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:

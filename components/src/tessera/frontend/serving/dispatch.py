@@ -307,7 +307,7 @@ class Dispatcher:
                 shares = await self._share_out(request, indices)
             except TesseraError as error:
                 # Those that have their answers keep them.
-                answer.errors.update(dict.fromkeys(indices, error))
+                answer.errors.update(dict.fromkeys(indices, error.kept()))
                 return
             for index in indices:
                 del answer.errors[index]
@@ -397,7 +397,7 @@ class Dispatcher:
         if isinstance(error, DeadlineExceeded) and error.param is None:
             # Nobody there knows how long the whole request has.
             error = request.call.deadline.exceeded()
-        request.answer.errors.update(dict.fromkeys(share.indices, error))
+        request.answer.errors.update(dict.fromkeys(share.indices, error.kept()))
         if isinstance(error, Unavailable):
             request.gone.add(share.instance)
             self._peers.suspect(share.instance)

@@ -163,7 +163,7 @@ class ImageReader:
         try:
             visions = await run_all([self._read_image(source, loading) for source in entry.images])
         except TesseraError as error:
-            return error
+            return error.kept()
         return tuple([_salted(vision, loading.salt) for vision in visions] if loading.salt else visions)
 
     async def _read_image(self, source: Image, loading: _Loading) -> Vision:

@@ -231,7 +231,7 @@ class Prompter:
         try:
             prompt = None if entry.prompt_name is None else self._named(entry, entry.prompt_name)
         except InvalidInput as error:
-            visions = error
+            visions = error.kept()
         if isinstance(visions, TesseraError):
             return _Work(None, entry.size, [visions])
         content = partial(_content, entry, visions, prompt)

@@ -200,10 +200,10 @@ class ResultCache:
             return batch.call.deadline.exceeded(item.param)
         except RequestError as error:
             # Another request's error speaks of that request's inputs, so this one asks for its own.
-            return error if ours else await self._alone(item, batch.call)
+            return error.kept() if ours else await self._alone(item, batch.call)
         except TesseraError as error:
             if ours or error.param is None:
-                return error
+                return error.kept()
             # The flight was another request's, whose name for the input says nothing here.
             return error.named(item.param)
         self._metrics.result_cache["miss" if ours else "joined"].inc()
