@@ -348,7 +348,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="measure the package of this commit of the repository")
     parser.add_argument("--only", nargs="+", choices=[*FLOODS, _TOLD], default=[*FLOODS, _TOLD], help="these")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each flood")
-    parser.add_argument("--nice", type=int, default=19, help="of the process that floods; as on another host: 19")
+    parser.add_argument(
+        "--nice", type=int, default=19, help="of the process that floods; as on another host: 19"
+    )
     parser.add_argument("--rest", type=float, default=1.0, help="seconds from a flood to its last memory")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
     return parser.parse_args(argv)
