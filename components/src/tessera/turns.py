@@ -230,20 +230,25 @@ class Threads:
         result: asyncio.Future[T] = loop.create_future()
         try:
             # With the context of the request, for its spans and its lines of the log.
-            self._pool.submit(copy_context().run, self._run, work, client, loop, result)
+            self._pool.submit(copy_context().run, self._run, [work, client, loop, result])
         except BaseException:
             self.turns.give(client)
             raise
-        return await result
+        try:
+            return await result
+        finally:
+            # The future has the error, and the error its frames: 60 MB of a body waited for the collector.
+            del work, result
 
-    def _run(
-        self, work: Callable[[], T], client: str, loop: asyncio.AbstractEventLoop, result: asyncio.Future[T]
-    ) -> None:
+    def _run(self, job: list[Any]) -> None:
         """Work on a thread; the loop is told once of all that has ended by then.
 
         A thread that tells it gives the interpreter's lock up, and beside a busy loop waits for a millisecond
         to have it back.
         """
+        work, client, loop, result = job
+        # What called this, down to the pool, is among an error's frames as well.
+        job.clear()
         made, error = None, None
         try:
             made = work()
@@ -251,8 +256,7 @@ class Threads:
             # A future takes every error but this one.
             error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
         self._ended.append((client, result, made, error))
-        # It holds this frame and what was worked on, 60 MB of a body: for good where the caller has gone.
-        del error
+        del error, work, result
         if not self._telling:
             self._telling = True
             loop.call_soon_threadsafe(self._tell)
