@@ -133,7 +133,7 @@ def test_without_memory_it_says_so(library: ctypes.CDLL) -> None:
         "    except MemoryError as error:\n"
         "        print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     said = ran.stdout.splitlines()
     assert ran.returncode == 0 and said[-1] == "done", ran.stdout + ran.stderr
     assert "no memory for resizing an image" in said
