@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tessera.errors import RequestError
+from tessera.frontend.exchange import request_id_of
 from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure, render_status
@@ -719,7 +719,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def _send(self, failure: Failure) -> None:
-        request_id = uuid.uuid4().hex
+        request_id = request_id_of({})
         if self._head_bytes or failure.status != 408:
             # A connection on which nothing came was no request.
             write_refused_head(request_id, failure)

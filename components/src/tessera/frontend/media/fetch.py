@@ -95,6 +95,7 @@ def bound_look_ups() -> None:
 _FRAMING_BYTES: Final = 8 * ROUND_BYTES
 # Of a name's addresses, those that are judged and tried: each takes 20 to 40 µs, and a zone may have 4,000.
 _MOST_ADDRESSES: Final = 32
+# Behind so many that answer nothing the time is over.
 _PATIENT_TRIES: Final = 3
 
 
