@@ -20,11 +20,13 @@ from tessera.engine.batch import (
     pack_images,
     packed_cost,
     padded_cost,
+    scaled,
     split,
     split_images,
     uint8_pixels,
     zeros,
 )
+from tessera.engine.torch.cuda import unit_rows
 from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Output, OutputKind, Pixels, sequential
@@ -229,6 +231,17 @@ def test_output_rows_have_bounds_and_norms(kind: OutputKind, unit_length: bool) 
     assert found.values.dtype == found.norms.dtype == np.float32
     if unit_length:
         assert np.linalg.norm(found.values, axis=1).tolist() == pytest.approx([float(n > 0) for n in norms])
+
+
+def test_a_device_scales_rows_as_the_host_does() -> None:
+    output = Output(kind=OutputKind.TOKENS, width=3)
+    computed = np.random.default_rng(0).standard_normal((50, 3), np.float32) * np.float32(1e3)
+    computed[7] = 0
+    expected = scaled(computed, np.array([0, 50]), output)
+    values, norms = unit_rows(torch.from_numpy(computed))
+    np.testing.assert_allclose(values.numpy(), expected.values, rtol=1e-6)
+    np.testing.assert_allclose(norms.numpy(), expected.norms, rtol=1e-6)
+    assert values.dtype == norms.dtype == torch.float32
 
 
 def test_costs() -> None:

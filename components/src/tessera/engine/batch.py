@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
-_EPSILON = np.float32(1e-12)
+SHORTEST = 1e-12
+"""A row shorter than this is divided by it, where rows are scaled to length 1."""
 Values: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int32]
 Bounds: TypeAlias = npt.NDArray[np.int64]
@@ -265,16 +266,13 @@ def _held(
 
 
 def scaled(computed: Values, bounds: Bounds, output: Output, indices: Ids | None = None) -> Rows:
-    """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled if ``output`` says so.
-
-    A row shorter than 1e-12 is divided by 1e-12.
-    """
+    """Return float32 ``[rows, width]`` of the inputs between ``bounds``, scaled if ``output`` says so."""
     if not output.unit_length:
         return Rows(computed, bounds, np.ones(len(computed), np.float32), indices)
     norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
     # Rows that are not finite are found where they are answered.
     with np.errstate(invalid="ignore"):
-        return Rows(computed / np.maximum(norms, _EPSILON)[:, None], bounds, norms, indices)
+        return Rows(computed / np.maximum(norms, np.float32(SHORTEST))[:, None], bounds, norms, indices)
 
 
 def rows_as_asked(outputs: Mapping[str, Rows], batch: TextBatch) -> list[Rows]:

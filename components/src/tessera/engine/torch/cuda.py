@@ -13,6 +13,7 @@ import torch
 
 from tessera.dtypes import DTYPES
 from tessera.engine.batch import (
+    SHORTEST,
     TextBatch,
     VisionBatch,
     gather,
@@ -34,6 +35,7 @@ from tessera.models.base import (
     Model,
     NamingModule,
     Output,
+    OutputKind,
     SplitTextModule,
     TextModule,
     TextTensors,
@@ -167,11 +169,21 @@ class CudaText(_CudaStage):
                 else:
                     count = int(self._output.bounds(batch.lengths)[-1])
                     computed = self._replayed(graphs, indices, given)[:count]
+                norms = lengths = None
+                if scaled_on_device(output):
+                    computed, norms = unit_rows(computed)
+                    lengths = self._fetched(norms)
                 host = self._streams.staging(tuple(computed.shape), torch.float32)
                 host.copy_(computed, non_blocking=True)
-                keep = (staged, indices, sources, rows, computed)
-                # Scaled on the host, once the rows are there.
-                return self._streams.launched(lambda: output_rows(host.numpy(), batch, output), keep=keep)
+                keep = (staged, indices, sources, rows, computed, norms)
+
+                def finished() -> Rows:
+                    # One vector for an input is scaled on the host, once it is there.
+                    if lengths is None:
+                        return output_rows(host.numpy(), batch, output)
+                    return Rows(host.numpy(), output.bounds(batch.lengths), lengths.numpy())
+
+                return self._streams.launched(finished, keep=keep)
 
     def _recorded(self) -> Graphs:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""
@@ -219,6 +231,21 @@ def _tensors(batch: TextBatch, vision_rows: torch.Tensor, indices: Sequence[torc
     """Return a batch with its arrays as they were sent, segments last if there are any."""
     input_ids, positions, cu_seqlens, vision_index, *cuts = indices
     return TextTensors(input_ids, positions, cu_seqlens, batch.lengths, vision_rows, vision_index, *cuts)
+
+
+def scaled_on_device(output: Output) -> bool:
+    """Whether all rows are scaled, and are as many as tokens.
+
+    To scale 16,384 rows of 2,560 on the host takes 60 to 150 ms, in which nobody launches; on a device that
+    computes a batch of them in 370 it takes 0.3.
+    """
+    return output.kind is OutputKind.TOKENS and output.unit_length and output.skiplist is None
+
+
+def unit_rows(computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows ``[rows, width]`` scaled to length 1, as ``scaled`` does, and their lengths ``[rows]``."""
+    norms = torch.linalg.vector_norm(computed, dim=1, dtype=torch.float32)
+    return computed / norms.clamp_min(SHORTEST)[:, None], norms
 
 
 def sequence_room(tokens: int) -> int:
