@@ -39,7 +39,7 @@ def test_frontends(cores: int, gib: int, cards: int, expected: int) -> None:
 @pytest.mark.parametrize(
     ("cores", "billions", "gib", "expected"),
     [
-        # CLIP's large one; SigLIP's so400m keeps a card busy with one worker.
+        # The tower of SigLIP's so400m, one of twice as many, a small encoder, a larger model.
         *((16, 0.43, 80, 2), (16, 0.88, 80, 1), (16, 0.03, 80, 2), (16, 1.7, 80, 1)),
         *((2, 0.43, 80, 1), (8, 0.43, 80, 1), (15, 0.43, 80, 1), (24, 0.43, 80, 3)),
         *((32, 0.43, 80, 4), (192, 0.03, 80, 4)),

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import pytest
 
+from tessera.models import open_model
+from tessera.models.base import parameters_of
 from tessera_tools.random_checkpoint import (
     distilbert,
     encoder,
@@ -71,7 +73,19 @@ SIZES: Final[dict[str, tuple[Spec, int]]] = {
 @pytest.mark.parametrize("name", SIZES)
 def test_published_sizes(name: str, tmp_path: Path) -> None:
     spec, parameters = SIZES[name]
-    for file, content in spec.files("bfloat16", 0).items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(json.dumps(content))
+    _write(spec, tmp_path)
     assert sum(math.prod(tensor.shape) for tensor in spec.tensors(tmp_path)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("bert", 109), ("clip", 304), ("siglip2", 428), ("nemotron_3_5_embed", 1555)]
+)
+def test_an_input_passes_both_stages_or_one_of_two_towers(name: str, millions: int, tmp_path: Path) -> None:
+    _write(SIZES[name][0], tmp_path)
+    assert parameters_of(open_model(tmp_path)) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def _write(spec: Spec, folder: Path) -> None:
+    for file, content in spec.files("bfloat16", 0).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(content))

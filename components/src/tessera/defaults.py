@@ -36,8 +36,9 @@ _MOST_WORKERS_ON_A_CARD: Final = 4
 # The account of CLIP's large one with its largest batches has 3.2 GiB of a card. A context and graphs, which
 # are in none, come on top. On 8 GiB four workers would have batches of a quarter.
 _CARD_BYTES_OF_A_WORKER: Final = 6 * GIB
-# CLIP's large one has 0.43 billion: its engine gave 3,055 a second in process, four times what a worker's
-# interpreter does. SigLIP's so400m has 0.88 at 384 pixels, and 786 a second keep a card busy.
+# That an input passes. An image of CLIP's large one passes 0.30 billion: its engine gave 3,055 a second in
+# process, four times what a worker's interpreter does. One of SigLIP 2's so400m passes 0.43, of 2,400 in
+# process 1,307 came by one worker and 1,913 by two (16 cores, one H200).
 _SMALL_PARAMETERS: Final = 500_000_000
 # Where engines run on processors they want the cores themselves.
 _CORES_BESIDE_ENGINES: Final = 8
@@ -82,7 +83,7 @@ def workers(cards: int) -> int:
 
 
 def is_small(parameters: int) -> bool:
-    """Whether a card runs a model of so many parameters faster than one worker can be asked."""
+    """Whether a card runs an input through so many parameters faster than one worker can be asked."""
     return parameters <= _SMALL_PARAMETERS
 
 

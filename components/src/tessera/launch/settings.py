@@ -352,9 +352,9 @@ class LaunchSettings(Shared):
             shape="agg",
             default="by GPUs and cores",
             help="workers with both stages: one for each GPU, or for each entry of "
-            "TESSERA_AGG_CUDA_VISIBLE_DEVICES; one without a GPU. With neither set, a model of at most 500 "
-            "million parameters that is served alone has one for every 8 cores and every 6 GiB of a GPU, 4 "
-            "on a GPU at most",
+            "TESSERA_AGG_CUDA_VISIBLE_DEVICES; one without a GPU. With neither set, a model that is served "
+            "alone, and of which an input passes at most 500 million parameters, has one for every 8 cores "
+            "and every 6 GiB of a GPU, 4 on a GPU at most",
         ),
     ] = OPEN
     encode_workers: Annotated[int, _WORKERS] = OPEN

@@ -572,17 +572,12 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 
 
 def parameters_of(model: Model) -> int:
-    """Return how many parameters both stages have together."""
+    """Return how many parameters an input passes: both stages', or its tower's where an image passes one."""
     dtype = "bfloat16"
-    nbytes = model.text_nbytes(dtype) + (0 if model.vision is None else model.vision_nbytes(dtype))
-    return nbytes // 2
-
-
-def image_parameters_of(model: Model) -> int:
-    """Return how many parameters an image passes: those of its tower, where its rows are the answer."""
-    if model.vision is not None and model.vision.gives_output:
-        return model.vision_nbytes("bfloat16") // 2
-    return parameters_of(model)
+    if model.vision is None:
+        return model.text_nbytes(dtype) // 2
+    alone = model.vision.gives_output
+    return (model.vision_nbytes(dtype) + (0 if alone else model.text_nbytes(dtype))) // 2
 
 
 def truncation_of(model: Model, asked: Truncate) -> Truncate:

@@ -245,12 +245,14 @@ class Builder:
         )
 
     def _rounding(self, model: Model) -> str:
-        """What the stages round beyond the dtype that is told, which of two stages is the text stage's."""
+        """What a lone stage, or vision and text, round beyond the dtype that is told, which is the text's."""
         running = sizes.running(self.settings, model)
         of = {stage: rounding(engine) for stage, engine in running.items()}
-        if len(of) > 1 and (own := place(running["vision"]).dtype) != place(running["text"]).dtype:
+        if len(of) == 1:
+            return of.popitem()[1]
+        if (own := place(running["vision"]).dtype) != place(running["text"]).dtype:
             of["vision"] = f"{own} {of['vision']}".rstrip()
-        return f"{of.get('vision', '')}; {of.get('text', '')}" if any(of.values()) else ""
+        return f"{of['vision']}; {of['text']}" if any(of.values()) else ""
 
 
 async def _timed(what: str, make: Callable[[], T]) -> T:

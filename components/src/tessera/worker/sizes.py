@@ -19,7 +19,7 @@ from tessera.defaults import TEXT_BATCH, Share, is_small
 from tessera.engine.placement import Placement, place
 from tessera.engine.quantization import Stage, resolved, saved_bytes
 from tessera.engine.settings import EngineSettings
-from tessera.models.base import Model, VisionSpec, image_parameters_of
+from tessera.models.base import Model, VisionSpec, parameters_of
 from tessera.settings import GIB, MIB
 from tessera.transport.settings import TransportSettings
 from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount, all_bytes, free_bytes
@@ -108,7 +108,7 @@ def sized_at(given: WorkerSettings, model: Model, room: Room, part: int) -> Work
     cache_bytes = given.cache_bytes
     if vision is not None and given.mode is not Mode.EMBED:
         engine = _vision(stages.vision, vision, share, part)
-        decoders = stages.preprocess_threads or share.decoders(small=is_small(image_parameters_of(model)))
+        decoders = stages.preprocess_threads or share.decoders(small=is_small(parameters_of(model)))
         stages = msgspec.structs.replace(stages, vision=engine, preprocess_threads=decoders)
     if given.mode is not Mode.ENCODE:
         queue = stages.text.max_queue_cost or share.text_queue(stages.text.max_batch_cost)
