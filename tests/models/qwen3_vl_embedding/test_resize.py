@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
+from tessera.models import open_model
 from tessera.models.qwen3_vl_embedding.resize import Limits
+from tessera_tools.random_checkpoint import qwen3
+from tessera_tools.random_checkpoint.spec import Spec
+from tests.models.conftest import WriteCheckpoint
+from tests.references.colembed import NemotronColEmbedReference
+from tests.references.qwen3 import ColQwen3Reference, resized
 
 PUBLISHED = Limits(edge=32, min_pixels=4_096, max_pixels=1_843_200)
 TRAINED = Limits(edge=32, min_pixels=4_096, max_pixels=1_310_720)
@@ -40,7 +48,7 @@ def test_published_sizes(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parity
-@given(st.integers(17, 20_000), st.integers(17, 20_000))
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
 def test_the_rule_of_transformers(width: int, height: int) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -48,8 +56,28 @@ def test_the_rule_of_transformers(width: int, height: int) -> None:
         return
     for limits in (PUBLISHED, TRAINED):
         high, wide = smart_resize(height, width, 32, limits.min_pixels, limits.max_pixels)
-        if high and wide:
+        scaled_up = replace(limits, least_side=0)
+        assert scaled_up.resized(width, height, param="x") == (wide, high)
+        assert wide * high // 1024 <= scaled_up.most_rows
+        if min(width, height) > 16:
             assert limits.resized(width, height, param="x") == (wide, high)
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        (qwen3.COLEMBED_TINY, NemotronColEmbedReference.limits),
+        (qwen3.COL_TINY, ColQwen3Reference.limits),
+    ],
+)
+def test_families_of_the_rule_of_transformers(
+    spec: Spec, limits: tuple[int, int], written: WriteCheckpoint
+) -> None:
+    """Strips of which a side rounds to nothing are scaled up."""
+    model = open_model(written(spec))
+    for size in ((500, 10), (3, 90), (1, 1), (1, 200)):
+        wide, high = resized(*size, *limits)
+        assert model.plan(*size, param="x").grid == (1, high // 16, wide // 16)
 
 
 def test_strips_are_refused() -> None:

@@ -57,6 +57,8 @@ class ColQwen3(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "colqwen3"
+    version = 3
+    least_side = 0
     prefixes = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *Qwen3VLBody.prefixes)
     kind = OutputKind.TOKENS
 

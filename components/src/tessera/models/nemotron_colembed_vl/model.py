@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
+from tessera.errors import ConfigError
 from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
@@ -44,6 +45,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "nemotron_colembed_vl"
+    version = 3
+    least_side = 0
     files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
     kind = OutputKind.TOKENS
 
@@ -93,18 +96,24 @@ class NemotronColEmbedVL(Qwen3VLBody):
 def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptions:
     """The limits of areas and tokens: options, else those of the files, else those of their classes.
 
-    An image has at most the tokens that the reference leaves for it. Raises ``CheckpointError``.
+    ``min_pixels`` and ``max_pixels`` of a file win over its ``size``. An image has at most the tokens that the
+    reference leaves for it. Raises ``CheckpointError``, and ``ConfigError`` for ``max_tokens`` of no image.
     """
     processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE, optional=True)
     size = processor.section("size") if processor.has("size") else processor
-    least = size.integer("shortest_edge", processor.integer("min_pixels", 3_136))
-    most = size.integer("longest_edge", processor.integer("max_pixels", 1_003_520))
+    least = processor.integer("min_pixels", size.integer("shortest_edge", 3_136))
+    most = processor.integer("max_pixels", size.integer("longest_edge", 1_003_520))
     tokens = options.max_tokens or settings.integer("p_max_length", 4_096)
     room = tokens - settings.integer("reserve_tokens_for_images", 100) - 1
-    area = (config.vision.patch_size * config.vision.merge) ** 2
+    area, smallest = config.vision.edge**2, options.min_pixels or least
+    if not options.max_pixels and room * area < smallest:
+        wanted = f"is {tokens}, of which an image has {room}; one of {smallest} pixels takes more"
+        if options.max_tokens:
+            raise ConfigError(f"model option max_tokens {wanted}")
+        raise settings.error("p_max_length", wanted)
     return ImageOptions(
-        min_pixels=options.min_pixels or least,
-        max_pixels=options.max_pixels or min(most, max(room, 1) * area),
+        min_pixels=smallest,
+        max_pixels=options.max_pixels or min(most, room * area),
         max_tokens=tokens,
     )
 

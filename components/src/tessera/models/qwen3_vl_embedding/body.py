@@ -33,9 +33,10 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Qwen3VLBody(PatchedImages):
-    """Base of families whose towers are Qwen3-VL's."""
+    """Base of families whose towers are Qwen3-VL's; ``least_side`` is as of ``Limits``."""
 
     declares_causal = False
+    least_side: ClassVar[int] = 1
     vision_class = "tessera.models.qwen3_vl_embedding.vision:Qwen3VLVision"
     files = (*PatchedImages.files, PROCESSOR_FILE, "processor_config.json")
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("visual.", "vision."), ("language_model.", "text."))
@@ -70,6 +71,7 @@ class Qwen3VLBody(PatchedImages):
             edge=config.vision.edge,
             min_pixels=options.min_pixels,
             max_pixels=options.max_pixels,
+            least_side=self.least_side,
         )
         self.turn_start, self.turn_end, self.end = map(tokenizer.id_of, (TURN_START, TURN_END, END_OF_TEXT))
 
