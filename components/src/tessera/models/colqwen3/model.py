@@ -76,7 +76,7 @@ class ColQwen3(Qwen3VLBody):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
-            user = self.user(content, param=param)
+            user = self.user(content)
             if not content.text:
                 user.append(Fixed(_ALONE))
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()

@@ -17,7 +17,7 @@ import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
 from tessera.errors import ConfigError
-from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
+from tessera.models.base import Content, Family, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
 from tessera.models.llama.prompt import found_prefixes
@@ -72,7 +72,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
         return self._chat.segments(
             "",
             [*content.images, content.text],
-            lambda image: self._placeholders(image, param),
+            # Without the marks around it, which the template writes.
+            lambda image: [image],
             prefix=content.prompt_of(self.prompts),
             param=param,
         )
@@ -82,10 +83,6 @@ class NemotronColEmbedVL(Qwen3VLBody):
         if content.role is Role.QUERY:
             max_tokens = min(max_tokens, self._most_of_query)
         return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
-
-    def _placeholders(self, image: ImagePlan, param: str) -> list[Segment]:
-        """An image without the marks around it, which the template writes."""
-        return self.marked([image], param)[1:-1]
 
     def stored_name(self, name: str) -> str | None:
         """The final norm is there, and has no part."""

@@ -53,7 +53,9 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
         self.score_pairs(instruction=options.instruction)
 
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
-        return self.marked(images, param)
+        for image in images:
+            self.patched.check(image, param)
+        return self.marked(images)
 
 
 def read_config(directory: Path) -> ModelConfig:
