@@ -88,7 +88,13 @@ def test_a_pair_that_the_client_wrote_has_its_images(written: WriteCheckpoint) -
     query, document = Content(parts=("river",)), Content(parts=(image, "a bridge"))
     limits = PairLimits(tokens=500)
     (pair,) = model.pairs(
-        Pairs(query=replace(query, instruction="Judge"), documents=[document], limits=limits, param="q", params=["d"])
+        Pairs(
+            query=replace(query, instruction="Judge"),
+            documents=[document],
+            limits=limits,
+            param="q",
+            params=["d"],
+        )
     )
     assert isinstance(pair, Prompt) and pair.image_tokens == image.rows
     own = Content(parts=("<Instruct>: Judge<Query>:river\n<Document>:", image, "a bridge"))
