@@ -58,7 +58,7 @@ class ColQwen3(Qwen3VLBody):
 
     family = "colqwen3"
     version = 3
-    least_side = 0
+    by_processor = True
     prefixes = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *Qwen3VLBody.prefixes)
     kind = OutputKind.TOKENS
 

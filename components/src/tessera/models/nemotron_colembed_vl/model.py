@@ -46,7 +46,7 @@ class NemotronColEmbedVL(Qwen3VLBody):
 
     family = "nemotron_colembed_vl"
     version = 3
-    least_side = 0
+    by_processor = True
     files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
     kind = OutputKind.TOKENS
 
@@ -93,8 +93,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
 def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptions:
     """The limits of areas and tokens: options, else those of the files, else those of their classes.
 
-    ``min_pixels`` and ``max_pixels`` of a file win over its ``size``. An image has at most the tokens that the
-    reference leaves for it. Raises ``CheckpointError``, and ``ConfigError`` for ``max_tokens`` of no image.
+    ``min_pixels`` and ``max_pixels`` of a file win over its ``size``. An image has at most the tokens that
+    the reference leaves for it. Raises ``CheckpointError``, and ``ConfigError`` for ``max_tokens`` of no image.
     """
     processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE, optional=True)
     size = processor.section("size") if processor.has("size") else processor

@@ -21,7 +21,7 @@ from tessera.models.qwen3.config import END_OF_TEXT, IMAGE, TURN_END, TURN_START
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
-from tessera.models.two_towers.images import PROCESSOR_FILE
+from tessera.models.two_towers.images import PROCESSOR_FILE, read_processing, read_processor
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,10 +33,14 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Qwen3VLBody(PatchedImages):
-    """Base of families whose towers are Qwen3-VL's; ``least_side`` is as of ``Limits``."""
+    """Base of families whose towers are Qwen3-VL's.
+
+    With ``by_processor`` images are resized by the processor of ``transformers``, as its file says, else by
+    the code that is published with Qwen3-VL-Embedding.
+    """
 
     declares_causal = False
-    least_side: ClassVar[int] = 1
+    by_processor: ClassVar[bool] = False
     vision_class = "tessera.models.qwen3_vl_embedding.vision:Qwen3VLVision"
     files = (*PatchedImages.files, PROCESSOR_FILE, "processor_config.json")
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("visual.", "vision."), ("language_model.", "text."))
@@ -71,8 +75,11 @@ class Qwen3VLBody(PatchedImages):
             edge=config.vision.edge,
             min_pixels=options.min_pixels,
             max_pixels=options.max_pixels,
-            least_side=self.least_side,
+            least_side=0 if self.by_processor else 1,
         )
+        if self.by_processor:
+            processor = read_processor(path)
+            self.resample = read_processing(processor, resample=3, mean=config.mean, std=config.std).resample
         self.turn_start, self.turn_end, self.end = map(tokenizer.id_of, (TURN_START, TURN_END, END_OF_TEXT))
 
     @cached_property
