@@ -94,7 +94,7 @@ def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptio
     """The limits of areas and tokens: options, else those of the files, else those of their classes.
 
     ``min_pixels`` and ``max_pixels`` of a file win over its ``size``. An image has at most the tokens that
-    the reference leaves for it. Raises ``CheckpointError``, and ``ConfigError`` for ``max_tokens`` of no image.
+    the reference leaves for it. Raises ``CheckpointError``, or ``ConfigError`` for ``max_tokens`` of none.
     """
     processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE, optional=True)
     size = processor.section("size") if processor.has("size") else processor
