@@ -229,11 +229,17 @@ class Assembler:
     ) -> Prompt:
         """Tokenise a prompt of texts, each of the ``chunks`` that its only run is made of by itself.
 
-        Raises ``InvalidInput`` as ``prompt``, and naming a chunk that has no token, or is left none.
+        Raises ``InvalidInput`` as ``prompt``, naming a chunk that has no token, or is left none, and for
+        chunks that are not the run's text.
         """
         (at,) = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
         whole = segments[at]
-        assert isinstance(whole, Run) and whole.text == "".join(chunks)
+        assert isinstance(whole, Run)
+        if whole.text != "".join(chunks):
+            raise InvalidInput(
+                f"{param}: the checkpoint's chat template writes the chunks otherwise together than alone",
+                param=param,
+            )
         runs = [Run("" if place else whole.prefix, chunk) for place, chunk in enumerate(chunks)]
         parts: list[Segment] = [*segments[:at], *runs, *segments[at + 1 :]]
         try:
