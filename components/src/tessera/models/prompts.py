@@ -27,6 +27,14 @@ def no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
     )
 
 
+def check_text(text: str, param: str) -> None:
+    """Raise ``InvalidInput`` naming ``param`` for what is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise no_text(error, param) from error
+
+
 def refuse_instruction(content: Content, *, param: str) -> None:
     """For families that take none: raises ``InvalidInput`` naming ``param``."""
     if content.instruction is not None:
@@ -45,12 +53,8 @@ def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
         raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
     if not any(side.parts):
         raise InvalidInput(f"{param} is empty: it has {lacking}", param=param)
-    text = side.text
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise no_text(error, param) from error
-    return text
+    check_text(side.text, param)
+    return side.text
 
 
 def each_prompt(calls: Iterable[Callable[[], Prompt]]) -> list[Prompt | InvalidInput]:
