@@ -9,10 +9,11 @@ import torch
 
 from benchmarks.batches import Size, image_tokens, text_input, vision_batch, words
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, output_rows, pack
 from tessera.engine.placement import Placement
 from tessera.models import Model
-from tessera.models.base import TextTensors
+from tessera.models.base import NamingModule, OutputKind, TextTensors
+from tessera.rows import Rows
 
 LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
@@ -25,13 +26,12 @@ def texts(model: Model) -> list[PackedInput]:
 
 
 def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Size) -> float:
-    """The worst cosine of a vector, each sequence alone and all of them packed together.
+    """The worst cosine of what ``compared`` gives, each sequence alone and all of them packed together.
 
     The last holds the rows of an image of ``size``, which are random here.
     """
     device, inputs = placement.device, texts(model)
-    width = model.output.width
-    rows = torch.empty(0, width, device=device)
+    rows = torch.empty(0, model.output.width, device=device)
     if model.vision is not None and not model.vision.gives_output:
         plan = model.plan(*size, param="image")
         noise = np.random.default_rng(1).standard_normal((plan.rows, model.vision.row_width), np.float32)
@@ -48,6 +48,7 @@ def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Si
         )
     packed = pack(inputs)
     module = model.load_text(dtype="float32", device=device)
+    assert isinstance(module, NamingModule)
     with torch.inference_mode():
         given = TextTensors(
             torch.from_numpy(packed.input_ids).to(device),
@@ -57,10 +58,26 @@ def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Si
             rows.float(),
             torch.from_numpy(packed.vision_index).to(device),
         )
-        expected = module(given).cpu()
-    together = torch.from_numpy(engine.launch(packed).result().values)
-    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().values for one in inputs]))
-    return min(_worst(together, expected), _worst(alone, expected))
+        (computed,) = module.named(("",), given)
+    indices = None if computed.indices is None else computed.indices.cpu().numpy()
+    expected = compared(model, output_rows(computed.values.cpu().numpy(), packed, model.output, indices))
+    together = engine.launch(packed).result()
+    alone = Rows.joined([engine.launch(pack([one])).result() for one in inputs])
+    return min(_worst(compared(model, rows), expected) for rows in (together, alone))
+
+
+def compared(model: Model, rows: Rows) -> torch.Tensor:
+    """The vectors of which cosines tell how alike answers of a model are.
+
+    They are the rows that hold something, all scores as one vector, and of sparse rows a vector over the
+    vocabulary for each input.
+    """
+    held, kind = rows.held(), model.output.kind
+    if kind is not OutputKind.SPARSE:
+        return torch.from_numpy(held.values.T if kind is OutputKind.SCORE else held.values)
+    vectors = torch.zeros(len(held), model.vocab_size)
+    vectors[np.repeat(np.arange(len(held)), held.counts), held.indices] = torch.from_numpy(held.values[:, 0])
+    return vectors
 
 
 def vision_cosine(model: Model, engine: VisionEngine, placement: Placement, sizes: Sequence[Size]) -> float:

@@ -173,7 +173,7 @@ def embed(source: Path, out: Path, flags: Sequence[str], count: int, span: Span)
     if not over and status != 0:
         raise RuntimeError(f"tessera embed ended with {status}: {''.join(said[-20:])}")
     Path(f"{out}-moments.json").write_text(json.dumps(moments))
-    return _window(moments, count, span)
+    return window(moments, count, span)
 
 
 def in_program(source: Path, model_path: Path, count: int, span: Span) -> Found:
@@ -187,7 +187,7 @@ def in_program(source: Path, model_path: Path, count: int, span: Span) -> Found:
     with Embedder(model_path) as embedder:
         inputs = takewhile(lambda _: not span.is_over(moments), _inputs(source))
         embedder.embed(inputs, role="passage", progress=look)
-    return _window(moments, count, span)
+    return window(moments, count, span)
 
 
 def _inputs(source: Path) -> Iterator[list[str | dict[str, str]]]:
@@ -205,10 +205,14 @@ def _begun(moments: Sequence[Moment]) -> float:
     return next((at for at, done, *_ in moments if done), moments[-1][0])
 
 
-def _window(moments: Sequence[Moment], count: int, span: Span) -> Found:
-    """From the first look behind ``warm`` to the last one, with a twentieth of the items left at least."""
+def window(moments: Sequence[Moment], count: int, span: Span) -> Found:
+    """From the first look behind ``warm`` to the end of ``span``, a twentieth of the items left at least.
+
+    A run that is told to end goes on to look, and makes no progress.
+    """
     begin = _begun(moments) + span.warm
-    inside = [each for each in moments if begin <= each[0] and each[1] <= 0.95 * count]
+    within = sum(at < begin + span.seconds for at, *_ in moments)
+    inside = [each for each in moments[: within + 1] if begin <= each[0] and each[1] <= 0.95 * count]
     if len(inside) < 2:
         raise RuntimeError(f"{len(inside)} looks at a window; make --scale or --seconds larger")
     first, last = inside[0], inside[-1]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -134,13 +135,16 @@ def probe(target: Target, answers: Connection) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_MOST_SECONDS)
         once = _asks(target, connection)[kind]
         while not over.is_set():
-            began = time.monotonic()
+            began, answered = time.monotonic(), True
             try:
                 once()
             except (OSError, http.client.HTTPException, grpc.RpcError):
                 felt.failed += 1
+                # A refusal that comes at once is no short wait; what keeps the loop is a stall anyway.
+                answered = kind == _LIVE
                 connection.close()
-            seconds.append(time.monotonic() - began)
+            if answered:
+                seconds.append(time.monotonic() - began)
             over.wait(_PAUSE_SECONDS)
         connection.close()
 
@@ -245,8 +249,9 @@ def measure(name: str, target: Target, seconds: float, rest: float, nice: int) -
     stall = max(felt.seconds.pop(_LIVE))
     shares: list[float] = []
     for kind in _KINDS:
-        # Few answers in a long wait are the wait.
-        percent = statistics.quantiles(felt.seconds[kind] * 2, n=100, method="inclusive")
+        # Few answers in a long wait are the wait; without any there is none.
+        found = felt.seconds[kind] or [math.nan]
+        percent = statistics.quantiles(found * 2, n=100, method="inclusive")
         shares += (percent[49], percent[98])
     figures = [f"{1e3 * value:.0f}" for value in (*shares, stall)] + [f"{busy:.0%}"]
     answers = " ".join(f"{number}x{status}" for status, number in enumerate(target.answers) if number)

@@ -156,19 +156,21 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
 
         def run(seconds: float, *, rate: float = 0.0, concurrency: int = 0, ahead: float = _AHEAD) -> Answers:
             start = time.time() + ahead
+            # A process without a loop of its own would take its part for an open one.
+            clients = min(options.clients, concurrency) if concurrency else options.clients
             plans = [
                 Flood(
                     urls=urls[number % len(urls) :] + urls[: number % len(urls)],
                     model_name=options.model_name,
                     inputs=options.inputs,
                     words=options.words,
-                    rate=rate / options.clients,
-                    concurrency=concurrency // options.clients,
+                    rate=rate / clients,
+                    concurrency=concurrency // clients + (number < concurrency % clients),
                     start=start,
                     seconds=seconds,
                     seed=number,
                 )
-                for number in range(options.clients)
+                for number in range(clients)
             ]
             joined = Answers()
             for answers in pool.map(flood, plans):
@@ -222,7 +224,7 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
         calm_cost=_cost(calms),
         storm_cost=_cost([(storm_meter, storm)]),
         storm_cores=tuple(
-            seconds / options.seconds
+            seconds / storm_meter.seconds
             for seconds in (storm_meter.of(*cpu.WORKERS), storm_meter.of("frontend"), storm_meter.clients)
         ),
     )

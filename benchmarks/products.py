@@ -12,6 +12,7 @@ from tessera.models import Model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed
 from tessera.models.qwen3_vl_embedding.body import Qwen3VLBody
+from tessera.models.splade.model import Splade
 from tessera.models.tower import TowerModel
 from tessera.models.two_towers.model import TwoTowers
 from tessera.nn.forms.choice import form_for
@@ -106,7 +107,12 @@ class Tower:
 
 def text_tower(model: Model) -> Tower:
     assert isinstance(model, TowerModel), model.family
-    return Tower.of(model.text.layer, model.text.layers)
+    layer = model.text.layer
+    others: tuple[tuple[int, int, int], ...] = ()
+    if isinstance(model, Splade):
+        # The head over the vocabulary, for each token.
+        others = ((layer.hidden, layer.hidden, 1), (layer.hidden, model.vocab_size, 1))
+    return Tower.of(layer, model.text.layers, others)
 
 
 def vision_tower(model: Model) -> Tower:

@@ -5,14 +5,18 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
+from benchmarks.accuracy import compared
 from benchmarks.products import text_tower, vision_tower
 from safetensors import safe_open
 
 from benchmarks import engine
 from tessera.errors import ConfigError
 from tessera.models import open_model
+from tessera.rows import Rows
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.encoder import RERANK_TINY, SPLADE_TINY
 from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tessera_tools.random_checkpoint.ministral3 import VL_TINY as NEMOTRON_VL
 from tessera_tools.random_checkpoint.qwen3 import VL_TINY
@@ -109,6 +113,33 @@ def test_products_of_pixtral_and_its_projector(tmp_path: Path) -> None:
     assert flops == 2 * (8 * (tower + patch) + 2 * projector)
     stored = weights(path, ("language_model.",), besides=("embed_tokens.weight",))
     assert sum(product.flops for product in text_tower(model).products(5)) == 2 * 5 * stored
+
+
+def test_products_of_a_head_over_the_vocabulary(tmp_path: Path) -> None:
+    """A token meets the decoder, too, which is tied to the embeddings."""
+    write_checkpoint(path := tmp_path / "model", SPLADE_TINY)
+    layers = weights(path, ("bert.encoder.", "cls.predictions.transform."), besides=())
+    decoder = weights(path, ("bert.embeddings.word_embeddings.",), besides=())
+    flops = sum(product.flops for product in text_tower(open_model(path)).products(5))
+    assert flops == 2 * 5 * (layers + decoder)
+
+
+@pytest.mark.parametrize("family", ["splade", "bert_colbert", "bert_rerank"])
+def test_what_is_no_vector_is_compared(family: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights of ids, token vectors of which some hold nothing, and scores."""
+    assert engine.main(["--size", "tiny", "--family", family, "--no-rates"]) == 0
+    assert "worst cosine against float32: text 1.000000" in capsys.readouterr().out
+
+
+def test_scores_are_compared_as_one_vector(tmp_path: Path) -> None:
+    write_checkpoint(path := tmp_path / "model", RERANK_TINY)
+    model = open_model(path)
+    rows = [
+        Rows(np.array(scores, np.float32)[:, None], np.arange(3), np.ones(2, np.float32))
+        for scores in ((3.0, 4.0), (4.0, 3.0))
+    ]
+    one, other = (compared(model, each) for each in rows)
+    assert float((one * other).sum() / one.norm() / other.norm()) == pytest.approx(0.96)
 
 
 def test_every_row_of_another_family(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:

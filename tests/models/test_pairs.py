@@ -9,7 +9,7 @@ import pytest
 from tessera.errors import InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Content, PairLimits, Pairs, Prompt
-from tessera_tools.random_checkpoint import encoder, llama_rerank
+from tessera_tools.random_checkpoint import encoder, llama_rerank, qwen3
 from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.pairing import opened
@@ -47,3 +47,11 @@ def test_what_is_no_side_of_a_pair(
     with pytest.raises(InvalidInput, match=words) as caught:
         model.pairs(Pairs(query=wrong, documents=[right], limits=limits, param="query", params=["x"]))
     assert caught.value.param == "query"
+
+
+def test_an_instruction_that_is_no_text(written: WriteCheckpoint) -> None:
+    model = opened(written(qwen3.RERANK_TINY), task="score")
+    query, document = Content(parts=("a",), instruction="\ud800"), Content(parts=("a",))
+    limits = PairLimits(tokens=200)
+    with pytest.raises(InvalidInput, match="query holds a lone surrogate at character 0"):
+        model.pairs(Pairs(query=query, documents=[document], limits=limits, param="query", params=["x"]))

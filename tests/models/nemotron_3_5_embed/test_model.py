@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models import family_of, open_model
-from tessera.models.base import Content, Role, Truncate
+from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.nemotron_3_5_embed.images import Limits
 from tessera.models.nemotron_3_5_embed.model import Nemotron35Embed, Options
 from tessera_tools.random_checkpoint.ministral3 import VL_TINY
@@ -38,6 +38,32 @@ def spelled(model: Any, *parts: Any, **more: Any) -> str:
     names = {"[IMG]": "#", "[IMG_BREAK]": "|", "[IMG_END]": "."}
     pieces = (model.token_text(token) for token in prompt_of(model, *parts, **more).tokens.tolist())
     return "".join(names.get(piece, piece) for piece in pieces).replace("Ġ", " ")
+
+
+def chunked(model: Nemotron35Embed, *chunks: str) -> Prompt:
+    content = Content(parts=chunks, role=Role.PASSAGE, chunked=True)
+    return model.prompt(content, max_tokens=99, truncate=Truncate.NONE, param="x")
+
+
+def test_chunks_are_as_the_template_writes_them(model: Nemotron35Embed, path: Path, tmp_path: Path) -> None:
+    """The template sets signs apart that control tokens begin with."""
+    chunks = ("see <b>", " and [1]")
+    made, whole = chunked(model, *chunks), prompt_of(model, "".join(chunks), role=Role.PASSAGE)
+    assert made.tokens.tolist() == whole.tokens.tolist()
+    assert made.chunks is not None
+    first, second, end = made.chunks.tolist()
+    assert [f" {spelled(model, text).strip()}" for text in chunks] == [
+        "".join(model.token_text(token) for token in made.tokens[start:stop].tolist()).replace("Ġ", " ")
+        for start, stop in ((first, second), (second, end))
+    ]
+    trims = "{{ messages[-1].content[0].text | trim }}"
+    other = Nemotron35Embed(
+        changed(path, tmp_path / "changed", "tokenizer_config.json", chat_template=trims), Options()
+    )
+    assert chunked(other, "a", "b").chunks is not None
+    with pytest.raises(InvalidInput, match="template writes the chunks otherwise") as caught:
+        chunked(other, "a ", "b")
+    assert caught.value.param == "x"
 
 
 def test_what_it_is(model: Nemotron35Embed) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tessera.errors import CheckpointError, InvalidInput
+from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.models import Model, open_model
 from tessera.models.base import Content, Role, Truncate
 from tessera.models.nemotron_colembed_vl.model import NemotronColEmbedVL, Options
@@ -51,6 +51,26 @@ def test_an_image_has_the_tokens_that_are_left_for_it(path: Path, tmp_path: Path
     model = open_model(changed(path, tmp_path / "changed", "preprocessor_config.json", size=size))
     assert model.plan(9000, 9000, param="x").rows <= 4096 - 100
     assert model.plan(10, 10, param="x").rows == 64
+
+
+def test_the_older_names_of_limits_win(path: Path, tmp_path: Path) -> None:
+    """As in transformers, whose processor writes them into its ``size``."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    limits = {"min_pixels": 65_536, "max_pixels": 262_144}
+    copy = changed(path, tmp_path / "changed", "preprocessor_config.json", **limits)
+    size = Qwen2VLImageProcessorPil.from_pretrained(copy).size
+    model = NemotronColEmbedVL(copy, Options())
+    assert (model.limits.min_pixels, model.limits.max_pixels) == (size.shortest_edge, size.longest_edge)
+    assert (size.shortest_edge, size.longest_edge) == tuple(limits.values())
+
+
+def test_tokens_that_leave_no_image_any(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_tokens is 100, of which an image has -1; one of 4096 pixels"):
+        open_model(path, {"max_tokens": 100})
+    with pytest.raises(CheckpointError, match=r"processor_config.json: p_max_length is 104"):
+        open_model(changed(path, tmp_path / "changed", "processor_config.json", p_max_length=104))
+    assert open_model(path, {"max_tokens": 105}).plan(999, 999, param="x").rows == 4
 
 
 def test_prefixes_and_limits_are_those_of_the_files(path: Path, tmp_path: Path) -> None:

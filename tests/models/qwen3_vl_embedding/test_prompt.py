@@ -20,6 +20,7 @@ from tests.references.qwen3 import Qwen3VLReference
 
 SMALL = ImagePlan(units=24, rows=6, grid=(1, 4, 6))
 TALL = ImagePlan(units=16, rows=4, grid=(1, 8, 2))
+PAD = VL_TINY.id_of("<|image_pad|>")
 
 
 def prompt(
@@ -188,6 +189,8 @@ def test_a_text_alone_keeps_one_token(model: Qwen3VLEmbedding) -> None:
         ((ImagePlan(units=0, rows=6, grid=(1, 4, 4)),), 100, r"\[1, 4, 4\] patches does not make 6"),
         ((ImagePlan(units=0, rows=6, grid=(1, 3, 8)),), 100, "does not make 6"),
         ((ImagePlan(units=0, rows=6, grid=(2, 2, 6)),), 100, "does not make 6"),
+        (((PAD,) * 6, ImagePlan(units=0, rows=6)), 100, "without their grid"),
+        (((PAD,) * 6, ImagePlan(units=0, rows=6, grid=(1, 4, 4))), 100, "does not make 6"),
     ],
 )
 def test_what_is_refused(model: Qwen3VLEmbedding, parts: tuple[Any, ...], limit: int, words: str) -> None:
@@ -204,7 +207,7 @@ def test_rows_that_a_client_computed_need_no_units(model: Qwen3VLEmbedding) -> N
 def test_token_ids_stand_as_they_are(model: Qwen3VLEmbedding) -> None:
     assert prompt(model, (5, 6, 7)).tokens.tolist() == [5, 6, 7]
     with pytest.raises(InvalidInput, match="the image placeholder"):
-        prompt(model, (5, VL_TINY.id_of("<|image_pad|>")))
+        prompt(model, (5, PAD))
 
 
 def test_pieces_spell_the_prompt(model: Qwen3VLEmbedding) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from tessera.errors import InvalidInput
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.imaging import Picture
+from tessera.models import open_model
+from tessera.models.qwen3_vl_embedding.body import Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.resize import Limits
+from tessera_tools.load.bodies import jpeg
+from tessera_tools.random_checkpoint import qwen3
+from tessera_tools.random_checkpoint.spec import Spec
+from tests.models.changing import changed
+from tests.models.conftest import WriteCheckpoint
+from tests.references.colembed import NemotronColEmbedReference
+from tests.references.qwen3 import ColQwen3Reference, resized
 
 PUBLISHED = Limits(edge=32, min_pixels=4_096, max_pixels=1_843_200)
 TRAINED = Limits(edge=32, min_pixels=4_096, max_pixels=1_310_720)
@@ -40,7 +55,7 @@ def test_published_sizes(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parity
-@given(st.integers(17, 20_000), st.integers(17, 20_000))
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
 def test_the_rule_of_transformers(width: int, height: int) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -48,8 +63,51 @@ def test_the_rule_of_transformers(width: int, height: int) -> None:
         return
     for limits in (PUBLISHED, TRAINED):
         high, wide = smart_resize(height, width, 32, limits.min_pixels, limits.max_pixels)
-        if high and wide:
+        scaled_up = replace(limits, least_side=0)
+        assert scaled_up.resized(width, height, param="x") == (wide, high)
+        assert wide * high // 1024 <= scaled_up.most_rows
+        if min(width, height) > 16:
             assert limits.resized(width, height, param="x") == (wide, high)
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        (qwen3.COLEMBED_TINY, NemotronColEmbedReference.limits),
+        (qwen3.COL_TINY, ColQwen3Reference.limits),
+    ],
+)
+def test_families_of_the_rule_of_transformers(
+    spec: Spec, limits: tuple[int, int], written: WriteCheckpoint
+) -> None:
+    """Strips of which a side rounds to nothing are scaled up."""
+    model = open_model(written(spec))
+    for size in ((500, 10), (3, 90), (1, 1), (1, 200)):
+        wide, high = resized(*size, *limits)
+        assert model.plan(*size, param="x").grid == (1, high // 16, wide // 16)
+
+
+@pytest.mark.parametrize("spec", [qwen3.COLEMBED_TINY, qwen3.COL_TINY])
+def test_the_filter_that_a_processor_has(spec: Spec, written: WriteCheckpoint, tmp_path: Path) -> None:
+    """Files of Qwen3-VL-Embedding may say what they like: other code resizes there."""
+    picture = Picture(jpeg(Image.linear_gradient("L").resize((130, 70)).convert("RGB")), param="x")
+
+    def opened(name: str, **settings: object) -> Qwen3VLBody:
+        copy = changed(written(spec), tmp_path / name, "preprocessor_config.json", **settings)
+        model = open_model(copy)
+        assert isinstance(model, Qwen3VLBody)
+        return model
+
+    for model, resample in (
+        (opened("as it is"), Image.Resampling.BICUBIC),
+        (opened("bilinear", resample=2), Image.Resampling.BILINEAR),
+    ):
+        size = model.resized(*picture.size, "x")
+        wanted = model.patched.cut(picture, size, resample, np.empty)
+        assert (model.preprocess(picture).values == wanted).all()
+    for name, value in (("resample", 1), ("do_resize", False), ("temporal_patch_size", 1)):
+        with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {name}"):
+            opened(name, **{name: value})
 
 
 def test_strips_are_refused() -> None:

@@ -82,6 +82,26 @@ def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint) -> None:
         assert prompt(model, pair, pixels).tokens.tolist() == wanted
 
 
+def test_a_pair_that_the_client_wrote_has_its_images(written: WriteCheckpoint) -> None:
+    model = opened(written(VL_RERANK_TINY), task="score")
+    image = model.plan(90, 70, param="x")
+    query, document = Content(parts=("river",)), Content(parts=(image, "a bridge"))
+    limits = PairLimits(tokens=500)
+    (pair,) = model.pairs(
+        Pairs(
+            query=replace(query, instruction="Judge"),
+            documents=[document],
+            limits=limits,
+            param="q",
+            params=["d"],
+        )
+    )
+    assert isinstance(pair, Prompt) and pair.image_tokens == image.rows
+    own = Content(parts=("<Instruct>: Judge<Query>:river\n<Document>:", image, "a bridge"))
+    made = model.prompt(own, max_tokens=500, truncate=Truncate.NONE, param="x")
+    assert made.tokens.tolist() == pair.tokens.tolist() and made.image_tokens == image.rows
+
+
 def the_logit_of_yes_alone(reference: Qwen3VLRerankReference) -> None:
     whole = reference.logits
     reference.logits = lambda hidden: (whole(hidden)[0], 0.0)  # type: ignore[method-assign]

@@ -151,12 +151,7 @@ class Chat:
         """
         shape: _Shape = tuple(prefix if isinstance(part, str) else None for part in parts)
         text = next((part for part in parts if isinstance(part, str)), "")
-        try:
-            frame = self._framed(system, shape)
-            if text and not self._copies:
-                text = self._written(frame, self._rendered(system, shape, text))
-        except ValueError as error:
-            raise InvalidInput(f"{param}: the checkpoint's chat template: {error}", param=param) from error
+        frame, text = self._written(system, shape, text, param)
         images = iter([part for part in parts if isinstance(part, ImagePlan)])
         segments: list[Segment] = []
         for item in frame.items:
@@ -171,6 +166,20 @@ class Chat:
                 assert isinstance(before, Fixed)
                 segments.append(Run(before.text, text))
         return segments
+
+    def written(self, system: str, text: str, *, param: str) -> str:
+        """Return a text that is all of a turn as the template writes it; raises as ``segments``."""
+        return self._written(system, ("",), text, param)[1]
+
+    def _written(self, system: str, shape: _Shape, text: str, param: str) -> tuple[_Frame, str]:
+        """Return what stands around a text, and the text as the template writes it."""
+        try:
+            frame = self._framed(system, shape)
+            if text and not self._copies:
+                text = self._within(frame, self._rendered(system, shape, text))
+        except ValueError as error:
+            raise InvalidInput(f"{param}: the checkpoint's chat template: {error}", param=param) from error
+        return frame, text
 
     def _frame(self, system: str, shape: _Shape) -> _Frame:
         """Raises ``ValueError`` for a shape that the template does not take or does not keep."""
@@ -223,7 +232,7 @@ class Chat:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
         return self._template.render(messages, generation=self._generation)
 
-    def _written(self, frame: _Frame, rendered: str) -> str:
+    def _within(self, frame: _Frame, rendered: str) -> str:
         """What became of a text that the template changes."""
         if not rendered.startswith(frame.before) or not rendered.endswith(frame.behind):
             raise ValueError("what it writes around a text depends on the text; this is not done")

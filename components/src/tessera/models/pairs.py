@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, OutputKind, PairLimits, Pairs, Prompt
-from tessera.models.prompts import Fixed, Run, Segment, Tokens, each_prompt, side_text
+from tessera.models.prompts import Fixed, Run, Segment, Tokens, check_text, each_prompt, side_text
 from tessera.models.tower import TowerModel
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class PairTower(TowerModel):
     def pairs(self, asked: Pairs) -> list[Prompt | InvalidInput]:
         """As ``tessera.models.base.PairModel.pairs``."""
         query, limits, param = asked.query, asked.limits, asked.param
+        check_text(query.instruction or "", param)
         before = self.before_query(query, param)
         whole = self._text(replace(query, instruction=None), param)
         question = self._bounded(before, whole, limits.query)

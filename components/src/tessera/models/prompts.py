@@ -27,6 +27,14 @@ def no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
     )
 
 
+def check_text(text: str, param: str) -> None:
+    """Raise ``InvalidInput`` naming ``param`` for what is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise no_text(error, param) from error
+
+
 def refuse_instruction(content: Content, *, param: str) -> None:
     """For families that take none: raises ``InvalidInput`` naming ``param``."""
     if content.instruction is not None:
@@ -45,12 +53,8 @@ def side_text(side: Content, *, images: bool, lacking: str, param: str) -> str:
         raise InvalidInput(f"{param} has token ids; a pair is made of texts", param=param)
     if not any(side.parts):
         raise InvalidInput(f"{param} is empty: it has {lacking}", param=param)
-    text = side.text
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise no_text(error, param) from error
-    return text
+    check_text(side.text, param)
+    return side.text
 
 
 def each_prompt(calls: Iterable[Callable[[], Prompt]]) -> list[Prompt | InvalidInput]:
@@ -229,11 +233,17 @@ class Assembler:
     ) -> Prompt:
         """Tokenise a prompt of texts, each of the ``chunks`` that its only run is made of by itself.
 
-        Raises ``InvalidInput`` as ``prompt``, and naming a chunk that has no token, or is left none.
+        Raises ``InvalidInput`` as ``prompt``, naming a chunk that has no token, or is left none, and for
+        chunks that are not the run's text.
         """
         (at,) = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
         whole = segments[at]
-        assert isinstance(whole, Run) and whole.text == "".join(chunks)
+        assert isinstance(whole, Run)
+        if whole.text != "".join(chunks):
+            raise InvalidInput(
+                f"{param}: the checkpoint's chat template writes the chunks otherwise together than alone",
+                param=param,
+            )
         runs = [Run("" if place else whole.prefix, chunk) for place, chunk in enumerate(chunks)]
         parts: list[Segment] = [*segments[:at], *runs, *segments[at + 1 :]]
         try:

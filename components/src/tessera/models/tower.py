@@ -205,8 +205,14 @@ class TowerModel:
         if content.images and self.placeholder is None:
             self._refuse_image(param)
         made, segments = self._assembler, self.segments(content, param=param)
-        assemble = partial(made.document, chunks=content.texts) if content.chunked else made.prompt
+        assemble = made.prompt
+        if content.chunked:
+            assemble = partial(made.document, chunks=self.written_texts(content, param=param))
         return assemble(segments, max_tokens=max_tokens, truncate=truncate, param=param)
+
+    def written_texts(self, content: Content, *, param: str) -> Sequence[str]:
+        """The texts of a content as ``segments`` has them; raises ``InvalidInput``."""
+        return content.texts
 
     @property
     def lacking(self) -> str:

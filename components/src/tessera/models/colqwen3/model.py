@@ -57,6 +57,8 @@ class ColQwen3(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "colqwen3"
+    version = 3
+    by_processor = True
     prefixes = (("embedding_proj_layer.", _HEAD), ("custom_text_proj.", _HEAD), *Qwen3VLBody.prefixes)
     kind = OutputKind.TOKENS
 
@@ -74,7 +76,7 @@ class ColQwen3(Qwen3VLBody):
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
-            user = self.user(content, param=param)
+            user = self.user(content)
             if not content.text:
                 user.append(Fixed(_ALONE))
             answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()

@@ -106,6 +106,10 @@ class Nemotron35Embed(PatchedImages):
         prompt = content.prompt_of(self.prompts)
         return self._chat.segments(prompt, parts, lambda image: self._image(image, param), param=param)
 
+    def written_texts(self, content: Content, *, param: str) -> Sequence[str]:
+        prompt = content.prompt_of(self.prompts)
+        return [self._chat.written(prompt, text, param=param) for text in content.texts]
+
     def _image(self, image: ImagePlan, param: str) -> Sequence[Segment]:
         self.patched.check(image, param)
         rows, columns = self.patched.sides(image)

@@ -16,7 +16,8 @@ from typing import Annotated, Final
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.base import Content, Family, ImagePlan, OutputKind, Prompt, Role, Truncate
+from tessera.errors import ConfigError
+from tessera.models.base import Content, Family, OutputKind, Prompt, Role, Truncate
 from tessera.models.chat import CHAT_FILES, Chat
 from tessera.models.declared import role_prompts
 from tessera.models.llama.prompt import found_prefixes
@@ -44,6 +45,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
     """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
 
     family = "nemotron_colembed_vl"
+    version = 3
+    by_processor = True
     files = (*Qwen3VLBody.files, *CHAT_FILES, SETTINGS_FILE)
     kind = OutputKind.TOKENS
 
@@ -69,7 +72,8 @@ class NemotronColEmbedVL(Qwen3VLBody):
         return self._chat.segments(
             "",
             [*content.images, content.text],
-            lambda image: self._placeholders(image, param),
+            # Without the marks around it, which the template writes.
+            lambda image: [image],
             prefix=content.prompt_of(self.prompts),
             param=param,
         )
@@ -80,10 +84,6 @@ class NemotronColEmbedVL(Qwen3VLBody):
             max_tokens = min(max_tokens, self._most_of_query)
         return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
 
-    def _placeholders(self, image: ImagePlan, param: str) -> list[Segment]:
-        """An image without the marks around it, which the template writes."""
-        return self.marked([image], param)[1:-1]
-
     def stored_name(self, name: str) -> str | None:
         """The final norm is there, and has no part."""
         found = super().stored_name(name)
@@ -93,18 +93,24 @@ class NemotronColEmbedVL(Qwen3VLBody):
 def read_limits(path: Path, config: ModelConfig, options: Options) -> ImageOptions:
     """The limits of areas and tokens: options, else those of the files, else those of their classes.
 
-    An image has at most the tokens that the reference leaves for it. Raises ``CheckpointError``.
+    ``min_pixels`` and ``max_pixels`` of a file win over its ``size``. An image has at most the tokens that
+    the reference leaves for it. Raises ``CheckpointError``, or ``ConfigError`` for ``max_tokens`` of none.
     """
     processor, settings = read_processor(path), Section.read(path / SETTINGS_FILE, optional=True)
     size = processor.section("size") if processor.has("size") else processor
-    least = size.integer("shortest_edge", processor.integer("min_pixels", 3_136))
-    most = size.integer("longest_edge", processor.integer("max_pixels", 1_003_520))
+    least = processor.integer("min_pixels", size.integer("shortest_edge", 3_136))
+    most = processor.integer("max_pixels", size.integer("longest_edge", 1_003_520))
     tokens = options.max_tokens or settings.integer("p_max_length", 4_096)
     room = tokens - settings.integer("reserve_tokens_for_images", 100) - 1
-    area = (config.vision.patch_size * config.vision.merge) ** 2
+    area, smallest = config.vision.edge**2, options.min_pixels or least
+    if not options.max_pixels and room * area < smallest:
+        wanted = f"is {tokens}, of which an image has {room}; one of {smallest} pixels takes more"
+        if options.max_tokens:
+            raise ConfigError(f"model option max_tokens {wanted}")
+        raise settings.error("p_max_length", wanted)
     return ImageOptions(
-        min_pixels=options.min_pixels or least,
-        max_pixels=options.max_pixels or min(most, max(room, 1) * area),
+        min_pixels=smallest,
+        max_pixels=options.max_pixels or min(most, room * area),
         max_tokens=tokens,
     )
 

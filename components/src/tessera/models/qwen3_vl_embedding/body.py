@@ -14,14 +14,14 @@ import msgspec
 from tessera.checkpoint.weights import Shapes
 from tessera.errors import ConfigError
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Content, Int32Array, VisionSpec
+from tessera.models.base import Content, Int32Array, Prompt, Truncate, VisionSpec
 from tessera.models.patches import PatchedImages
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.config import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
-from tessera.models.two_towers.images import PROCESSOR_FILE
+from tessera.models.two_towers.images import PROCESSOR_FILE, read_processing, read_processor
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,9 +33,14 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Qwen3VLBody(PatchedImages):
-    """Base of families whose towers are Qwen3-VL's."""
+    """Base of families whose towers are Qwen3-VL's.
+
+    With ``by_processor`` images are resized by the processor of ``transformers``, as its file says, else by
+    the code that is published with Qwen3-VL-Embedding.
+    """
 
     declares_causal = False
+    by_processor: ClassVar[bool] = False
     vision_class = "tessera.models.qwen3_vl_embedding.vision:Qwen3VLVision"
     files = (*PatchedImages.files, PROCESSOR_FILE, "processor_config.json")
     prefixes: ClassVar[Sequence[tuple[str, str]]] = (("visual.", "vision."), ("language_model.", "text."))
@@ -70,7 +75,11 @@ class Qwen3VLBody(PatchedImages):
             edge=config.vision.edge,
             min_pixels=options.min_pixels,
             max_pixels=options.max_pixels,
+            least_side=0 if self.by_processor else 1,
         )
+        if self.by_processor:
+            processor = read_processor(path)
+            self.resample = read_processing(processor, resample=3, mean=config.mean, std=config.std).resample
         self.turn_start, self.turn_end, self.end = map(tokenizer.id_of, (TURN_START, TURN_END, END_OF_TEXT))
 
     @cached_property
@@ -82,7 +91,13 @@ class Qwen3VLBody(PatchedImages):
     def resized(self, width: int, height: int, param: str) -> tuple[int, int]:
         return self.limits.resized(width, height, param=param)
 
-    def user(self, content: Content, *, param: str) -> list[Segment]:
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        """As the base; raises ``InvalidInput`` for an image with a wrong grid, beside token ids as well."""
+        for image in content.images:
+            self.patched.check(image, param)
+        return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
+
+    def user(self, content: Content) -> list[Segment]:
         """What stands between the marks of a user's turn: the parts in order.
 
         Neighbouring texts become one; nothing stands between parts.
@@ -97,16 +112,13 @@ class Qwen3VLBody(PatchedImages):
             if before:
                 user.append(Fixed(before))
                 before = ""
-            user += self.marked([image for image in parts if isinstance(image, ImagePlan)], param)
+            user += self.marked([image for image in parts if isinstance(image, ImagePlan)])
         return user
 
-    def marked(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
-        """Images between the marks of one; raises ``InvalidInput`` naming ``param`` for a wrong grid."""
-        segments: list[Segment] = []
-        for image in images:
-            self.patched.check(image, param)
-            segments += (self.config.vision_start, image, self.config.vision_end)
-        return segments
+    def marked(self, images: Sequence[ImagePlan]) -> list[Segment]:
+        """Images between the marks of one."""
+        start, end = self.config.vision_start, self.config.vision_end
+        return [segment for image in images for segment in (start, image, end)]
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         return self.patched.positions(self.vision_index(tokens), images, len(tokens))

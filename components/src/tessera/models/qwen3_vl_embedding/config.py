@@ -71,6 +71,7 @@ def read_config(directory: Path, architectures: Sequence[str] = _ARCHITECTURES) 
     processor = read_processor(directory)
     check_same(processor, "patch_size", vision.patch_size, default=14)
     check_same(processor, "merge_size", vision.merge, default=2)
+    check_same(processor, "temporal_patch_size", vision.frames, default=2)
     mean, std = read_normalisation(processor, mean=CLIP_MEAN, std=CLIP_STD)
     return ModelConfig(
         text=text,

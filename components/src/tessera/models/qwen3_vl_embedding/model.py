@@ -51,7 +51,7 @@ class Qwen3VLEmbedding(Qwen3VLBody):
         instruction = punctuated(prompt) or self._instruction
         return [
             *(self.turn_start, Fixed(f"system\n{instruction}"), self.turn_end, Fixed("\n")),
-            *(self.turn_start, *self.user(content, param=param), self.turn_end, Fixed("\n")),
+            *(self.turn_start, *self.user(content), self.turn_end, Fixed("\n")),
             *(self.turn_start, Fixed("assistant\n"), self.end),
         ]
 

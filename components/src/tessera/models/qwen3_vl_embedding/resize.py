@@ -18,11 +18,16 @@ _LARGEST_RATIO: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``edge`` is that of a merged patch in pixels; the areas bound what an image is resized to."""
+    """``edge`` is that of a merged patch in pixels; the areas bound what an image is resized to.
+
+    ``least_side``, in edges, is what a side becomes that rounds to less: 1 in the code that is published with
+    Qwen3-VL-Embedding. In that of ``transformers`` it is 0, which scales the image up.
+    """
 
     edge: int
     min_pixels: int
     max_pixels: int
+    least_side: int = 1
 
     def resized(self, width: int, height: int, *, param: str) -> tuple[int, int]:
         """Width and height after resizing; raises ``InvalidInput`` naming ``param`` for a narrow strip."""
@@ -33,8 +38,7 @@ class Limits:
                 param=param,
             )
         edge = self.edge
-        high = max(edge, round(height / edge) * edge)
-        wide = max(edge, round(width / edge) * edge)
+        high, wide = (max(self.least_side, round(side / edge)) * edge for side in (height, width))
         if high * wide > self.max_pixels:
             scale = math.sqrt((height * width) / self.max_pixels)
             high = math.floor(height / scale / edge) * edge

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from tessera.checkpoint.section import CONFIG_FILE, Section
-from tessera.models.base import Family, ImagePlan
+from tessera.models.base import Content, Family, ImagePlan
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Segment
 from tessera.models.qwen3.pairs import Qwen3Pairs, with_head
@@ -52,8 +52,18 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
         super().__init__(path, read_config(path), options)
         self.score_pairs(instruction=options.instruction)
 
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """As the base; images of a pair that the client wrote itself stand where it has them."""
+        if not content.images:
+            return super().segments(content, param=param)
+        # Without the beginning of the user's turn, which is there again.
+        (*before, _), _ = self.before_pair(())
+        return [*before, *self.user(content), *self.behind_pair()]
+
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
-        return self.marked(images, param)
+        for image in images:
+            self.patched.check(image, param)
+        return self.marked(images)
 
 
 def read_config(directory: Path) -> ModelConfig:
