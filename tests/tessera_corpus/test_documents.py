@@ -65,6 +65,7 @@ def given(files: Iterable[bytes | Item | Failure]) -> Iterator[Item | Document |
 def start(settings: DocumentSettings, picture_format: PictureFormat = PictureFormat.BMP) -> Drawing:
     before = set(children(os.getpid()))
     documents = Documents(settings, picture_format)
+    assert list(documents.pages(given([b"no PDF"]), lambda page, content: False))
     (server,) = set(children(os.getpid())) - before
     return Drawing(documents, server)
 
