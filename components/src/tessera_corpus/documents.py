@@ -120,7 +120,7 @@ class Documents:
         A page is an item ``FILE#page=N`` with N from 1; its hash is made of the file, N and how it is drawn.
         A page of which ``done(id, hash)`` is true is left out and not drawn. What cannot be drawn is one
         failure for the file, or for the page where only that one is bad. Raises ``Unavailable`` when no
-        renderer can be started, and what ``rows`` raises.
+        renderer can be started, ``ConfigError`` without ``pypdfium2``, and what ``rows`` raises.
         """
         ahead = _Ahead(self, rows, done)
         try:
