@@ -34,8 +34,8 @@ def settled(settings: LaunchSettings, machine: Machine) -> LaunchSettings:
 def most_on_a_card(settings: LaunchSettings, machine: Machine, *, parameters: int = 0) -> int:
     """How many workers with both stages share each card, where no setting says so.
 
-    ``parameters`` are those that an input passes. ``settings`` are as they were given. Each has room on the smallest card;
-    one whose memory is not known may have none of its own.
+    ``parameters`` are those that an input passes. ``settings`` are as they were given. Each has room on the
+    smallest card; one whose memory is not known may have none of its own.
     """
     if settings.agg_workers != OPEN or settings.agg_cuda_visible_devices or not machine.cards:
         return 1
