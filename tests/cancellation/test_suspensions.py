@@ -7,7 +7,7 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tests.cancellation.steps import TaskSteps
 from tests.cancellation.suspensions import Call, LeftBehind, end_everywhere
 from tests.e2e.service import MODEL
 from tests.rpc.conftest import store
+from tests.waiting import until
 
 __all__ = ["store"]
 
@@ -58,21 +59,26 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
 
 
-async def end_all(calls: Calls) -> TaskSteps:
-    """Each call's tasks ended everywhere; raises ``LeftBehind``."""
+async def end_all(calls: Calls, reached: Collection[str] = ()) -> None:
+    """Each call's tasks ended everywhere, until that was in all of ``reached``; raises ``LeftBehind``."""
     for make in calls.values():
         await make().ask()
     holdings, steps = Holdings(), TaskSteps()
     asyncio.get_running_loop().set_task_factory(steps)
-    try:
+
+    async def ended() -> bool:
         for name, make in calls.items():
             began = time.monotonic()
-            ended = await end_everywhere(steps, holdings, name, make)
-            print(f"{name}: ended {ended} times in {time.monotonic() - began:.1f} s")
+            count = await end_everywhere(steps, holdings, name, make)
+            print(f"{name}: ended {count} times in {time.monotonic() - began:.1f} s")
+        return steps.visited.keys() >= set(reached)
+
+    try:
+        # A read by NIXL may be over before anybody looks, and then nothing waits for it.
+        await until(ended, said=lambda: dict(steps.visited))
     finally:
         asyncio.get_running_loop().set_task_factory(None)
     print(f"{holdings.compared} counts compared; suspensions by module and function: {dict(steps.visited)}")
-    return steps
 
 
 @pytest.mark.leaves
@@ -93,6 +99,12 @@ async def test_nothing_is_left_behind(
     roles: tuple[str, ...],
     transport: str,
 ) -> None:
+    reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker", "SingleFlight.run"}
+    if roles == ("agg",):
+        reached |= {"tessera.frontend.media", "tessera_kserve.inference", "tessera.frontend.http"}
+    elif transport == "nixl":
+        # The others wait for nothing.
+        reached.add("tessera.transport")
     # Within one machine UCX may copy at once, and then nothing waits.
     monkeypatch.setenv("UCX_TLS", "tcp")
     with pictures() as host:
@@ -111,14 +123,7 @@ async def test_nothing_is_left_behind(
             if roles != ("agg",):
                 name = "image" if transport == "nixl" else "one image twice"
                 calls = {name: calls[name]}
-            steps = await end_all(calls)
-    reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker", "SingleFlight.run"}
-    if roles == ("agg",):
-        reached |= {"tessera.frontend.media", "tessera_kserve.inference", "tessera.frontend.http"}
-    elif transport == "nixl":
-        # The others wait for nothing.
-        reached.add("tessera.transport")
-    assert reached <= steps.visited.keys()
+            await end_all(calls, reached)
 
 
 @pytest.mark.leaves
