@@ -294,7 +294,6 @@ class GrpcServer:
 
     def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
         async def answered(_: Messages, context: Context) -> bytes:
-            failure: Failure | None = None
             with self._serving(name, context) as exchange:
                 try:
                     self._open(name, exchange)
@@ -305,8 +304,9 @@ class GrpcServer:
                         message = self._message(name, context, exchange)
                         return serialized(await answer(await message, context, exchange))
                 except Exception as error:
-                    failure = self._failed(error, exchange)
-            await _abort(context, failure)
+                    end = _end_of(self._failed(error, exchange))
+            del exchange
+            await context.abort(*end)
             raise AssertionError
 
         return answered
@@ -339,8 +339,9 @@ class GrpcServer:
                     yield answer
         except (_Refused, Overloaded) as refused:
             with self._serving(_STREAM, context) as exchange:
-                failure = self._failed(refused, exchange)
-            await _abort(context, failure)
+                end = _end_of(self._failed(refused, exchange))
+            del whole, exchange
+            await context.abort(*end)
 
     async def _answers(self, context: Context, whole: Exchange) -> AsyncIterator[bytes]:
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
@@ -462,6 +463,10 @@ class GrpcServer:
                 yield exchange
                 failure = exchange.failure
                 status = 200 if failure is None else write_error(failure)[0]
+            except BaseException as error:
+                # Of a call that is cancelled.
+                release(error)
+                raise
             finally:
                 exchange.let_go()
                 seconds = time.perf_counter() - started
@@ -501,12 +506,16 @@ class _Refused(Exception):
     """The key is missing or not known."""
 
 
-async def _abort(context: Context, failure: Failure) -> None:
-    """End a call with a failure; raises gRPC's own error, which ends the handler."""
+def _end_of(failure: Failure) -> tuple[grpc.StatusCode, str, Metadata]:
+    """Return the status, words and trailing metadata that a failure ends a call with.
+
+    gRPC's ``abort`` raises an error, and each of its loops keeps the last one, with the frames that it left:
+    they are to hold nothing else by then.
+    """
     status, body = write_error(failure)
     retry = failure.headers.get("retry-after")
     trailing = (("retry-after", retry),) if retry is not None else ()
-    await context.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), body["error"], trailing)
+    return _CODES.get(status, grpc.StatusCode.INTERNAL), str(body["error"]), trailing
 
 
 def _headers(metadata: Metadata) -> dict[bytes, bytes]:
