@@ -509,8 +509,8 @@ class _Refused(Exception):
 def _end_of(failure: Failure) -> tuple[grpc.StatusCode, str, Metadata]:
     """Return the status, words and trailing metadata that a failure ends a call with.
 
-    gRPC's ``abort`` raises an error, of which gRPC keeps some for minutes, with the frames that they left: they
-    are to hold nothing else by then.
+    gRPC's ``abort`` raises an error, of which gRPC keeps some for minutes, with the frames that they left:
+    they are to hold nothing else by then.
     """
     status, body = write_error(failure)
     retry = failure.headers.get("retry-after")
