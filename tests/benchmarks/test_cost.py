@@ -46,15 +46,14 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_frontend_does_is_counted(tmp_path: Path, what: str) -> None:
-    # The way to both is that of bytecodes, and under valgrind each takes fifty times as long.
-    inputs = ["text-32", "tile"] if what == "bytecodes" else ["text-32"]
-    words = ["--inputs", *inputs, f"--{what}", "10", "--counts", "1", "--out", str(tmp_path)]
+    words = ["--inputs", "text-32", "tile", f"--{what}", "10", "--counts", "1", "--out", str(tmp_path)]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.cost", *words], check=True, timeout=600, stdout=subprocess.PIPE
     )
     with (tmp_path / f"{what}.csv").open() as file:
         counts = {row["input"]: figure(row["median, million"]) for row in csv.DictReader(file)}
-    assert list(counts) == inputs and min(counts.values()) > 0
-    # A file of 50 kB in base64 is more work than 32 tokens.
-    assert list(counts.values()) == sorted(set(counts.values()))
+    assert set(counts) == {"text-32", "tile"} and min(counts.values()) > 0
+    # A file of 50 kB in base64 is more work than 32 tokens. Instructions count what waits for time as well:
+    # on a busy machine a text had more.
+    assert what == "instructions" or counts["text-32"] < counts["tile"]
     assert (b"tessera/frontend/api/endpoint.py:Endpoint.answer" in ran.stdout) == (what == "bytecodes")
