@@ -25,6 +25,7 @@ from benchmarks import cpu, usage
 from benchmarks.open_loop import Answers, Flood, flood
 from benchmarks.proc import children
 from benchmarks.service import Deployment, service
+from tessera_tools.load.clients import divided
 from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera_tools.table import table
 
@@ -165,7 +166,7 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
                     inputs=options.inputs,
                     words=options.words,
                     rate=rate / clients,
-                    concurrency=concurrency // clients + (number < concurrency % clients),
+                    concurrency=divided(concurrency, clients, number),
                     start=start,
                     seconds=seconds,
                     seed=number,

@@ -93,10 +93,8 @@ class Documents:
         self._settings = settings
         self._picture_format = picture_format
         self._ahead_bytes = ahead_bytes
-        count = settings.processes or machine.cores()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="pages")
-        self._max_drawing = 2 * count
-        self._count = count
+        self._processes = settings.processes or machine.cores()
+        self._threads = ThreadPoolExecutor(self._processes, thread_name_prefix="pages")
         self._files = 0
         self._renderers: Renderers | None = None
 
@@ -145,7 +143,7 @@ class Documents:
         )
         # Files are mapped, which counts as memory of the process.
         limits = Limits(seconds=settings.seconds, memory_bytes=settings.memory_bytes + settings.max_bytes)
-        return Renderers(drawing, limits, self._picture_format, count=self._count)
+        return Renderers(drawing, limits, self._picture_format, count=self._processes)
 
     def _draw(self, file: _File, page: int | None) -> Drawn | Refusal:
         assert self._renderers is not None
@@ -312,7 +310,8 @@ class _Ahead:
 
     @property
     def _room(self) -> bool:
-        return self._drawing < self._documents._max_drawing and self._nbytes < self._documents._ahead_bytes
+        documents = self._documents
+        return self._drawing < 2 * documents._processes and self._nbytes < documents._ahead_bytes
 
     def _refusal(self, document: Document) -> str | None:
         most = self._documents._settings.max_bytes

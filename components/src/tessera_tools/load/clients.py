@@ -137,7 +137,7 @@ def drive(
             load=load,
             urls=urls[number % len(urls) :] + urls[: number % len(urls)],
             workload=workload,
-            concurrency=int(loop) // count + (number < int(loop) % count),
+            concurrency=divided(int(loop), count, number),
             rate=loop / count if load.open_loop else None,
             # What comes again is one set, whoever sends it.
             seed=time.time_ns() % 1_000_000 + number if workload.fresh else 0,
@@ -172,6 +172,11 @@ def drive(
         for pipe in pipes:
             pipe.close()
     return joined
+
+
+def divided(loops: int, count: int, number: int) -> int:
+    """How many of so many loops the process ``number`` of ``count`` has; they differ by one at most."""
+    return loops // count + (number < loops % count)
 
 
 def _received(pipe: Connection, seconds: float) -> Any:
@@ -313,59 +318,91 @@ def matrix(row: dict[str, Any], answer: dict[str, Any]) -> np.ndarray:
     return np.atleast_2d(np.array(embedding, "<f4"))
 
 
-class _Http(asyncio.BufferedProtocol):
-    """A keep-alive connection; just enough HTTP/1.1 to cost the client little.
-
-    A body is read where it stays: 17 MB take 8 ms of a processor, and took 21 by asyncio's streams.
-    """
+class _Http:
+    """A keep-alive connection; just enough HTTP/1.1 to cost the client little."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parsed = urlsplit(url)
         self._host, self._tls = parsed.hostname or "", parsed.scheme == "https"
         self._port = parsed.port or (443 if self._tls else 80)
         self._key = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._filled = self._wanted = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._open: tuple[asyncio.Transport, _Received] | None = None
 
     async def post(self, path: str, body: bytes) -> tuple[int, memoryview | bytes]:
         """Return the status and the body, which holds until the next call.
 
         Raises ``OSError``, also for a connection that ends before its answer does.
         """
-        loop = asyncio.get_running_loop()
-        if self._transport is None:
-            self._transport, _ = await loop.create_connection(
-                lambda: self, self._host, self._port, ssl=self._tls or None
+        if self._open is None or self._open[1].ended:
+            self._open = await asyncio.get_running_loop().create_connection(
+                _Received, self._host, self._port, ssl=self._tls or None
             )
-        self._filled = 0
+        transport, received = self._open
+        received.begin()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         head += self._key
-        self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        end = await self._found(b"\r\n\r\n", 0)
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
+        transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        end = await received.found(b"\r\n\r\n", 0)
+        lines = bytes(received.part(0, end)).split(b"\r\n")
         status, start = int(lines[0].split()[1]), end + 4
         for line in lines:
             if line.lower().startswith(b"content-length:"):
-                await self._read(last := start + int(line[15:]))
-                return status, memoryview(self._buffer)[start:last]
+                last = start + int(line[15:])
+                await received.until(last)
+                return status, received.part(start, last)
         # Without a length it comes in chunks, the last one empty.
         chunks = []
         while True:
-            end = await self._found(b"\r\n", start)
-            size = int(self._buffer[start:end], 16)
+            end = await received.found(b"\r\n", start)
+            size = int(bytes(received.part(start, end)), 16)
             start = end + 2 + size
-            await self._read(start + 2)
-            chunks.append(bytes(self._buffer[end + 2 : start]))
+            await received.until(start + 2)
+            chunks.append(bytes(received.part(end + 2, start)))
             start += 2
             if not size:
                 return status, b"".join(chunks)
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+
+class _Received(asyncio.BufferedProtocol):
+    """What has come of an answer since ``begin``, in one piece; ``ended`` says that no more will come.
+
+    17 MB take 8 ms of a processor, and took 21 by asyncio's streams.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._filled = self._wanted = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        self._filled = 0
+
+    def part(self, start: int, end: int) -> memoryview:
+        """Return bytes that have come; they hold until ``begin``."""
+        return memoryview(self._buffer)[start:end]
+
+    async def found(self, what: bytes, start: int) -> int:
+        """Return where ``what`` is, at ``start`` or behind it; raises as ``until``."""
+        while (found := self._buffer.find(what, start, self._filled)) < 0:
+            await self.until(self._filled + 1)
+        return found
+
+    async def until(self, size: int) -> None:
+        """Wait until so many bytes have come; raises ``OSError`` when the connection ends before."""
+        if self._filled >= size:
+            return
+        if self.ended:
+            raise ConnectionResetError("it ended before its answer did")
+        if size > len(self._buffer):
+            self._grow(size)
+        self._wanted, self._waiter = size, asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._filled == len(self._buffer):
@@ -379,30 +416,13 @@ class _Http(asyncio.BufferedProtocol):
             self._waiter = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self.ended = True
         if self._waiter is not None:
             self._waiter.set_exception(exc or ConnectionResetError("it ended before its answer did"))
             self._waiter = None
 
-    async def _found(self, what: bytes, start: int) -> int:
-        """Return where ``what`` is, at ``start`` or behind it."""
-        while (found := self._buffer.find(what, start, self._filled)) < 0:
-            await self._read(self._filled + 1)
-        return found
-
-    async def _read(self, until: int) -> None:
-        """Wait until so many bytes of the answer are there."""
-        if self._filled >= until:
-            return
-        if self._transport is None:
-            raise ConnectionResetError("it ended before its answer did")
-        if until > len(self._buffer):
-            self._grow(until)
-        self._wanted, self._waiter = until, asyncio.get_running_loop().create_future()
-        await self._waiter
-
     def _grow(self, size: int) -> None:
-        # A new one: an answer of this one may be in use.
+        # A new one: a part of this one may be in use.
         grown = bytearray(size)
         grown[: self._filled] = memoryview(self._buffer)[: self._filled]
         self._buffer = grown

@@ -93,9 +93,13 @@ class Qwen3VLBody(PatchedImages):
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         """As the base; raises ``InvalidInput`` for an image with a wrong grid, beside token ids as well."""
-        for image in content.images:
-            self.patched.check(image, param)
+        self.check_grids(content.images, param)
         return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
+
+    def check_grids(self, images: Sequence[ImagePlan], param: str) -> None:
+        """As ``PatchedVision.check``, of each image."""
+        for image in images:
+            self.patched.check(image, param)
 
     def user(self, content: Content) -> list[Segment]:
         """What stands between the marks of a user's turn: the parts in order.

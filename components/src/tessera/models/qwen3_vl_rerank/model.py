@@ -61,8 +61,7 @@ class Qwen3VLRerank(Qwen3Pairs, Qwen3VLBody):
         return [*before, *self.user(content), *self.behind_pair()]
 
     def side_images(self, images: Sequence[ImagePlan], param: str) -> list[Segment]:
-        for image in images:
-            self.patched.check(image, param)
+        self.check_grids(images, param)
         return self.marked(images)
 
 
